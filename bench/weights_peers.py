@@ -47,6 +47,8 @@ except ImportError as error:
 Tensors = dict[str, Any]
 Index = tuple[slice, slice]
 Loader = Callable[[list[str], str], Tensors]
+# Seconds before each run: a GPU clears the memory that the run before has freed.
+PAUSE = 0.1
 # Files, tensors, and columns of each tensor, of 2 bytes.
 WORKS = {"4 files": (4, 64, 1024), "400 files": (400, 6400, 1024), "30000 tensors": (4, 30000, 1024),
          "rows of 8 KiB": (4, 256, 4096), "rows of 28 KiB": (4, 72, 14336)}
@@ -264,6 +266,7 @@ def once(load: Loader, files: list[str], device: str) -> tuple[dict[str, float],
     gpu = device != "cpu"
     if gpu:
         torch.cuda.empty_cache()
+        time.sleep(PAUSE)
         torch.cuda.reset_peak_memory_stats()
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
     begin, cpu = time.perf_counter(), cpu_seconds()

@@ -9,6 +9,7 @@ import struct
 import weakref
 from collections.abc import Sequence
 from ctypes import string_at
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
@@ -153,15 +154,20 @@ class Files:
             self._columns = np.frombuffer((_lib.Tensor * n).from_address(first), _TENSOR)
         self.nbytes = self._columns["nbytes"]  #: of each
         self._codes: dict[int, str] = {}  # by the library's address
-        #: The row of each name, in the order of the rows.
-        self.index = dict(zip(self._names(), range(n)))
 
-    def _names(self) -> list[str]:
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each row. A load begins without: thousands of names take a while."""
         need = ctypes.c_size_t()
         lib.gpunvme_weights_names(self.handle, None, 0, ctypes.byref(need))
         text = ctypes.create_string_buffer(need.value)
         lib.gpunvme_weights_names(self.handle, text, need.value, ctypes.byref(need))
         return text.raw.decode().split("\0")[:-1]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The row of each name, in the order of the rows."""
+        return dict(zip(self.names, range(len(self.names))))
 
     def codes(self, rows: NDArray[np.int64]) -> list[str]:
         """The types of these rows."""

@@ -101,11 +101,11 @@ class safe_open:
 
     def keys(self) -> list[str]:
         """The names of all tensors, sorted."""
-        return sorted(self._now().index)
+        return sorted(self._now().names)
 
     def offset_keys(self) -> list[str]:
         """The names of all tensors, in the order of their bytes."""
-        return list(self._now().index)
+        return list(self._now().names)
 
     def metadata(self) -> dict[str, str] | None:
         """The file's ``__metadata__``; None if it has none."""

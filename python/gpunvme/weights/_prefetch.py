@@ -53,11 +53,12 @@ class Job:
     def __init__(self, files: Files, plan: Plan, devices: Devices, arena: bool,
                  dtype: str | None = None) -> None:
         self._files = files
-        self.names, self.rows = _planned(files, plan)
-        self.targets = devices.of_all(self.names)
+        self.rows = _planned(files, plan)
+        n = len(self.rows)
+        self.targets = devices.of_all(n, lambda: self.names)
         #: Which go to each of them.
         self._of: dict[Target, NDArray[np.int64]] = _by_target(self.targets)
-        self._mems = np.zeros(len(self.names), np.int32)
+        self._mems = np.zeros(n, np.int32)
         for to, mine in self._of.items():
             self._mems[mine] = to.mem
         #: Those that are not taken whole.
@@ -68,7 +69,7 @@ class Job:
         if self.picks:
             self._nbytes[list(self.picks)] = [pick.nbytes for pick in self.picks.values()]
         #: The types that they are converted to, as the library counts them; 0: none.
-        self.dtypes = np.zeros(len(self.names), np.int32)
+        self.dtypes = np.zeros(n, np.int32)
         if dtype is not None:
             self._convert(dtype)
         self.arrays: list[Any] = []
@@ -120,6 +121,15 @@ class Job:
         empty.set_checksums(_nothing())
         return Parts.joined([parts, empty])
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of all, in the order of the files."""
+        names = self._files.names
+        return names if len(self) == len(names) else [names[i] for i in self.rows.tolist()]
+
     @cached_property
     def codes(self) -> list[str]:
         """The type of each array. An arena is loaded without; thousands of them take a while."""
@@ -161,7 +171,7 @@ class Job:
         """Makes the arrays in arenas, while bytes move: thousands of them take a while."""
         if not self._arenas:
             return
-        self.arrays = [None] * len(self.names)
+        self.arrays = [None] * len(self)
         for to, arena in self._arenas.items():
             mine = self._of[to].tolist()
             made = to.views(arena, self._offsets[mine].tolist(), [self.shapes[i] for i in mine],
@@ -172,7 +182,7 @@ class Job:
 
     def drop(self) -> None:
         """Drops the arrays that were not handed out."""
-        self.arrays = [None] * len(self.names)
+        self.arrays = [None] * len(self)
 
     def result(self, i: int) -> Any:
         """The array for the caller; handed out once."""
@@ -211,10 +221,9 @@ class Prefetch:
         job = self._job = Job(files, plan, devices, arena, dtype)
         self._checksum = checksum
         self._parts = job.parts_of(job.loading)
-        self._names = job.names
         self._index: dict[str, int] = {}  # of the names, made by the first take()
         self._loading = job.loading.tolist()
-        self._state = bytearray(len(self._names))
+        self._state = bytearray(len(job))
         #: Those that have landed; some of them may have been taken.
         self._ready = deque(job.empty)
         for i in self._ready:
@@ -230,10 +239,10 @@ class Prefetch:
 
     def names(self) -> list[str]:
         """The names of its tensors, in the order of the files."""
-        return list(self._names)
+        return list(self._job.names)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._job)
 
     def _wait(self) -> bool:
         """Waits for more to land; False if nothing more will."""
@@ -253,7 +262,7 @@ class Prefetch:
     def _landed(self, name: str) -> int:
         """The index of a name, when its tensor has landed."""
         if not self._index:
-            self._index = dict(zip(self._names, range(len(self._names))))
+            self._index = dict(zip(self._job.names, range(len(self))))
         i = self._index.get(name)
         if i is None:
             refuse(f'tensor "{name}" is not in the plan')
@@ -289,7 +298,7 @@ class Prefetch:
                     continue
                 self._state[i] = _GIVEN
                 tensor = self._job.result(i)
-            yield self._names[i], tensor
+            yield self._job.names[i], tensor
             del tensor  # the caller's alone
 
     def scale(self, name: str) -> float:
@@ -385,16 +394,15 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def _planned(files: Files, plan: Plan) -> tuple[list[str], NDArray[np.int64]]:
-    """The names, and their rows, in the order of the files."""
+def _planned(files: Files, plan: Plan) -> NDArray[np.int64]:
+    """The rows that are to be loaded, in their order."""
     if plan is None:
-        return list(files.index), np.arange(len(files.index))
+        return np.arange(len(files.addresses))
     if isinstance(plan, str):
         rows = [i for name, i in files.index.items() if fnmatchcase(name, plan)]
     else:
         rows = sorted(files.row(name) for name in set(plan))
-    names = list(files.index)
-    return [names[i] for i in rows], np.array(rows, np.int64)
+    return np.array(rows, np.int64)
 
 
 def prefetch(
@@ -453,7 +461,7 @@ def load_all(files: Files, devices: Devices, plan: Plan = None, dtype: str | Non
     if manifest is not None:
         job.with_empty(parts).check_manifest(manifest)
     results = job.results()
-    scales = np.ones(len(job.names), np.float32)
+    scales = np.ones(len(job), np.float32)
     if parts.scales is not None:
         scales[job.loading] = parts.scales
     job.add_scales(results, scales)

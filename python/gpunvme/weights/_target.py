@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -268,10 +268,9 @@ class Devices:
         self._map = None if device_map is None else dict(device_map)
         self._targets: dict[Any, Target] = {}
 
-    def of_all(self, names: Sequence[str]) -> list[Target]:
-        if self._map is None:
-            return [self.of("")] * len(names)
-        return [self.of(name) for name in names]
+    def of_all(self, n: int, names: Callable[[], Sequence[str]]) -> list[Target]:
+        """Those of ``n`` tensors, whose names are asked for if there is a map."""
+        return [self.of("")] * n if self._map is None else list(map(self.of, names()))
 
     def of(self, name: str) -> Target:
         device = self._device if self._map is None else self._look_up(name)

@@ -87,7 +87,7 @@ def _finish(work: _Work, manifest: Path | None) -> Exception | None:
 
 def _scales(work: _Work, ranks: Group) -> NDArray[np.float32]:
     """The scale of each tensor; a rank knows those that it has read."""
-    scales = np.ones(len(work.job.names), np.float32)
+    scales = np.ones(len(work.job), np.float32)
     if (work.shared.dtypes == _lib.DTYPE_F8_E4M3).any():  # on all ranks, then
         scales[work.whole] = ranks.sum(work.shared.scales)
     if work.own.scales is not None:

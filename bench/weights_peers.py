@@ -6,12 +6,14 @@
     bench/weights_peers.py --size 64M --device cpu --runs 5      # without a GPU
 
 Makes files of random bytes: --size in 4 files, in 400, in 30,000 tensors, and in tensors with long
-rows, as layers of models have them (each a "work" below), in each folder of --tmpfs and --disk. Then each loader brings all tensors to the device, from
-opening the files until the last tensor is there and the device has nothing to do. A quarter is one
-of four tensor-parallel slices of each tensor, by rows or by columns; its bytes alone count. Runs
-take turns; one that is not counted comes first, so files are in the page cache. The bytes of the
-first run are compared with safetensors' own. A loader that is not here or fails is skipped, and
-says why.
+rows, as layers of models have them (each a "work" below), in each folder of --tmpfs and --disk.
+Then each loader brings all tensors to the device, from opening the files until the last tensor is
+there and the device has nothing to do. A quarter is one of four tensor-parallel slices of each
+tensor, by rows or by columns; its bytes alone count. Runs take turns; one that is not counted comes
+first, so files are in the page cache, unless --cold drops them from it before each run. Then fio,
+if it is here, reads the same files into host memory in the same turns: O_DIRECT, io_uring, a job
+for each file, the best of three block sizes. The bytes of the first run are compared with
+safetensors' own. A loader that is not here or fails is skipped, and says why.
 
 Reported are medians: GB/s (10^9 bytes of tensors a second), and seconds of the process's CPUs for
 each GB; and the most GPU memory above the model that torch saw.
@@ -29,6 +31,7 @@ import platform
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -47,6 +50,7 @@ except ImportError as error:
 Tensors = dict[str, Any]
 Index = tuple[slice, slice]
 Loader = Callable[[list[str], str], Tensors]
+FIO = os.environ.get("GPUNVME_FIO", "fio")
 # Seconds before each run: a GPU clears the memory that the run before has freed.
 PAUSE = 0.1
 # Files, tensors, and columns of each tensor, of 2 bytes.
@@ -261,8 +265,18 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def once(load: Loader, files: list[str], device: str) -> tuple[dict[str, float], Tensors]:
+def drop(files: list[str]) -> None:
+    """Out of the page cache."""
+    for file in files:
+        with open(file, "rb") as f:
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def once(load: Loader, files: list[str], device: str,
+         cold: bool) -> tuple[dict[str, float], Tensors]:
     finish(device)
+    if cold:
+        drop(files)
     gpu = device != "cpu"
     if gpu:
         torch.cuda.empty_cache()
@@ -283,6 +297,21 @@ def once(load: Loader, files: list[str], device: str) -> tuple[dict[str, float],
     return result, tensors
 
 
+def fio_best(files: list[str]) -> float:
+    """GB/s of the best of some ways of fio."""
+    rates = []
+    for block, depth in (("128k", 32), ("1m", 32), ("4m", 8)):
+        jobs = [part for i, file in enumerate(files)
+                for part in (f"--name=job{i}", f"--filename={file}")]
+        done = subprocess.run(
+            [FIO, "--output-format=json", "--group_reporting", "--direct=1", "--ioengine=io_uring",
+             "--rw=read", f"--bs={block}", f"--iodepth={depth}", *jobs],
+            check=True, capture_output=True, text=True)
+        report = json.loads(done.stdout[done.stdout.index("{"):])
+        rates.append(sum(job["read"]["bw_bytes"] for job in report["jobs"]) / 1e9)
+    return max(rates)
+
+
 def version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -298,7 +327,8 @@ def reason(why: Exception) -> str:
     return f"{type(why).__name__}: {str(why).strip()[:1000]}"
 
 
-def measure(files: list[str], device: str, runs: int, only: str) -> list[dict[str, Any]]:
+def measure(files: list[str], device: str, runs: int, only: str,
+            cold: bool) -> list[dict[str, Any]]:
     rows = []
     wanted = by_safetensors(files, device)
     for label, package, load in LOADERS:
@@ -306,7 +336,7 @@ def measure(files: list[str], device: str, runs: int, only: str) -> list[dict[st
             continue
         row: dict[str, Any] = {"loader": label, "package": package}
         try:
-            _, tensors = once(load, files, device)
+            _, tensors = once(load, files, device, cold)
             row["version"] = version(package)
             part = PARTS.get(load)
             if not same(tensors, {name: t[part(t.shape)] for name, t in wanted.items()}
@@ -318,17 +348,23 @@ def measure(files: list[str], device: str, runs: int, only: str) -> list[dict[st
         rows.append(row)
         row["load"], row["runs"] = load, []
     del wanted
+    fio: list[dict[str, float]] = []
     for _ in range(runs):
         for row in rows:
             if "skipped" not in row:
                 try:
-                    result, tensors = once(row["load"], files, device)
+                    result, tensors = once(row["load"], files, device, cold)
                     del tensors
                     row["runs"].append(result)
                 except Exception as why:  # noqa: BLE001
                     row["skipped"] = reason(why)
+        if cold and shutil.which(FIO):
+            fio.append({"GB/s": fio_best(files)})
+    if cold:
+        rows.append({"loader": "fio, best", "runs": fio}
+                    | ({} if fio else {"skipped": "it is not here"}))
     for row in rows:
-        del row["load"]
+        row.pop("load", None)
         if row["runs"] and "skipped" not in row:
             row.update({key: statistics.median(run[key] for run in row["runs"])
                         for key in row["runs"][0]})
@@ -343,8 +379,8 @@ def report(title: str, rows: list[dict[str, Any]]) -> None:
         else:
             lowest, highest = (f(run["GB/s"] for run in row["runs"]) for f in (min, max))
             memory = row.get("GPU memory above, MiB")
-            print(f"  {row['loader']:28} {row['GB/s']:6.2f} GB/s ({lowest:.2f} to {highest:.2f}), "
-                  f"{row['CPU s/GB']:.2f} CPU s/GB"
+            print(f"  {row['loader']:28} {row['GB/s']:6.2f} GB/s ({lowest:.2f} to {highest:.2f})"
+                  + (f", {row['CPU s/GB']:.2f} CPU s/GB" if "CPU s/GB" in row else "")
                   + ("" if memory is None else f", {memory:.0f} MiB of GPU memory above"))
     sys.stdout.flush()
 
@@ -362,12 +398,15 @@ def main() -> None:
     parser.add_argument("--tmpfs", default="/dev/shm", help="a folder in memory; '' for none")
     parser.add_argument("--disk", default=tempfile.gettempdir(),
                         help="a folder on a disk, read through the page cache; '' for none")
+    parser.add_argument("--cold", action="store_true",
+                        help="drop files on the disk from the page cache before each run")
     parser.add_argument("--work", choices=WORKS, action="append", help="this alone")
     parser.add_argument("--only", default="", help="loaders named with one of these, by commas")
     parser.add_argument("--json", help="write all runs to this file")
     options = parser.parse_args()
     results = []
-    for place, base in (("tmpfs", options.tmpfs), ("page cache", options.disk)):
+    on_disk = "not cached" if options.cold else "page cache"
+    for place, base in (("tmpfs", options.tmpfs), (on_disk, options.disk)):
         if not base:
             continue
         for work in options.work or WORKS:
@@ -375,7 +414,8 @@ def main() -> None:
             folder = Path(tempfile.mkdtemp(prefix="weights_peers-", dir=base))
             try:
                 files = make_files(folder / "files", options.size, nfiles, ntensors, columns)
-                rows = measure(files, options.device, options.runs, options.only)
+                rows = measure(files, options.device, options.runs, options.only,
+                               place == "not cached")
             finally:
                 shutil.rmtree(folder)
             report(f"{work}, {place}", rows)

@@ -159,7 +159,7 @@ static gpunvme_err_t check_order(struct parse *p, uint64_t data_nbytes, bool exa
     struct weights_header *h = p->header;
     uint64_t end = 0;
 
-    qsort(h->tensors, h->n, sizeof(h->tensors[0]), by_offset);
+    weights_sort(h->tensors, h->n, sizeof(h->tensors[0]), by_offset);
     for (size_t i = 0; i < h->n; i++) {
         const struct gpunvme_tensor *t = &h->tensors[i];
 
@@ -286,7 +286,7 @@ static gpunvme_err_t check_keys(const struct parse *p, const struct section *sec
         return base_fail(GPUNVME_ERR_NOMEM, "%.80s: %zu tensors", p->uri, h->n);
     for (size_t i = 0; i < h->n; i++)
         names[i] = h->tensors[i].name;
-    qsort(names, h->n, sizeof(names[0]), by_text);
+    weights_sort(names, h->n, sizeof(names[0]), by_text);
     for (size_t i = 1; i < h->n && !twice; i++)
         if (!strcmp(names[i - 1], names[i]))
             twice = names[i];

@@ -287,7 +287,7 @@ gpunvme_err_t gpunvme_weights_place(struct gpunvme_weights_part *parts, size_t n
         return base_fail(GPUNVME_ERR_NOMEM, "%zu parts", n);
     for (size_t i = 0; i < n; i++)
         order[i] = &parts[i];
-    qsort(order, n, sizeof(order[0]), by_place);
+    weights_sort(order, n, sizeof(order[0]), by_place);
     err = place(order, n, align, base, mem, &used);
     free(order);
     if (!err && nbytes)

@@ -362,7 +362,7 @@ static gpunvme_err_t list_tensors(struct gpunvme_weights *w, const struct indexe
         free(file->header.tensors);
         file->header.tensors = NULL;
     }
-    qsort(w->by_name, w->n, sizeof(w->by_name[0]), by_name);
+    weights_sort(w->by_name, w->n, sizeof(w->by_name[0]), by_name);
     return GPUNVME_OK;
 }
 

@@ -12,10 +12,10 @@ without. The state (fp32 parameters and AdamW's moments) has about --gib GiB. A 
 makes what later ones use again, is told apart.
 
 --peers saves the same state to FOLDER without a training, by save(), by save_async().result() and
-by torch.save() with fsync: once each, not counted, and --peers times in turn. Rates are medians,
-with the least and the most; "times_torch_save" is the quotient of two medians. A way that fails
-says why in NAME_failed, and in full on stderr. torch.save takes seconds for each 4 GiB, so leave
-the state small.
+by torch.save() with fsync: --peers times in turn, and the first two once before, which is not
+counted. Rates are medians, with the least and the most; "times_torch_save" is the quotient of two
+medians. Each is told on stderr at once. A way that fails says why in NAME_failed, and in full on
+stderr. torch.save takes 5 s for 4 GiB on an H200, so leave the state small.
 
 Without a GPU it runs on the CPU: say --gib 0.1 --every 5 then.
 """
@@ -27,6 +27,7 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -136,26 +137,27 @@ def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any,
     ways = [save, save_async, torch_save]
     rates: dict[str, list[float]] = {way.__name__: [] for way in ways}
     failed: dict[str, str] = {}
-    for _ in range(runs + 1):
+    for run in range(runs + 1):
         for way in ways:
             name = way.__name__
-            if name in failed:
+            if name in failed or (not run and way is torch_save):
                 continue
             try:
                 synchronize()
                 begin = time.perf_counter()
                 way()
                 rates[name].append(nbytes / (time.perf_counter() - begin) / 1e9)
+                print(f"{name}: {rates[name][-1]:.2f} GB/s", file=sys.stderr, flush=True)
             except Exception as why:  # noqa: BLE001  (the others go on)
                 traceback.print_exc()
                 failed[name] = f"{type(why).__name__}: {why}"
             shutil.rmtree(folder / "peer", ignore_errors=True)
             (folder / "peer.pt").unlink(missing_ok=True)
     found: dict[str, Any] = {f"{name}_failed": why for name, why in failed.items()}
-    medians = {name: statistics.median(rate[1:]) for name, rate in rates.items()
-               if name not in failed}
+    counted_all = {name: rate[-runs:] for name, rate in rates.items() if name not in failed}
+    medians = {name: statistics.median(counted) for name, counted in counted_all.items()}
     for name, median in medians.items():
-        counted = rates[name][1:]
+        counted = counted_all[name]
         found[f"{name}_gb_s"] = median
         found[f"{name}_gb_s_range"] = [min(counted), max(counted)]
     if "torch_save" in medians:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * wgmma of sm_90a, one function each instruction: 64 rows by 64, 80, 96, 128, 176 or 256 columns
- * of sums.
+ * wgmma of sm_90a, one function each instruction: 64 rows by 16, 64, 80, 96, 128, 176 or 256
+ * columns of sums.
  */
 #ifndef OPS_HOPPER_WGMMA_CUH
 #define OPS_HOPPER_WGMMA_CUH
@@ -37,6 +37,7 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "   \
     "%127"
+#define WGMMA_SUMS_8  "{%0, %1, %2, %3, %4, %5, %6, %7}"
 #define WGMMA_SUMS_32 "{" WGMMA_FROM_0 "}"
 #define WGMMA_SUMS_40 "{" WGMMA_FROM_0 ", %32, %33, %34, %35, %36, %37, %38, %39}"
 #define WGMMA_SUMS_48                                                                              \
@@ -62,6 +63,7 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait(void)
 #define WGMMA_ALL_48(d)  WGMMA_32(d, 0), WGMMA_8(d, 32), WGMMA_8(d, 40)
 #define WGMMA_ALL_40(d)  WGMMA_32(d, 0), WGMMA_8(d, 32)
 #define WGMMA_ALL_32(d)  WGMMA_32(d, 0)
+#define WGMMA_ALL_8(d)   WGMMA_8(d, 0)
 
 /*
  * Until all groups have ended, or all but the last. The sums are named so that the compiler, which
@@ -83,6 +85,7 @@ WGMMA_WAIT(64)
 WGMMA_WAIT(48)
 WGMMA_WAIT(40)
 WGMMA_WAIT(32)
+WGMMA_WAIT(8)
 
 /* Until at most PENDING groups are under way, where the sums are those of one that has ended. */
 template <int PENDING> static __device__ __forceinline__ void wgmma_wait_leaving(float (&sums)[64])
@@ -196,6 +199,7 @@ WGMMA_BOTH_BY_REGISTERS("64", 32, WGMMA_SUMS_32, "{%32, %33, %34, %35}, %36", "%
 
 WGMMA_BOTH_FP8("256", 128, WGMMA_SUMS, "%128, %129", "%130")
 WGMMA_BOTH_FP8("128", 64, WGMMA_SUMS_64, "%64, %65", "%66")
+WGMMA_BOTH_FP8("16", 8, WGMMA_SUMS_8, "%8, %9", "%10")
 WGMMA_FP8(wgmma_e4m3, "e4m3", "96", 48, WGMMA_SUMS_48, "%48, %49", "%50")
 
 /*

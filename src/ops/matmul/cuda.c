@@ -171,7 +171,7 @@ static const struct ops_variant variants[] = {
     VARIANT(CUDA_SKINNY, "skinny", CUDA_SM90, 90, 0, ALL, OPS_ALL_COMPUTES,
             "up to 16 rows or columns at the speed of memory: the large operand is read once, 16 "
             "bytes a lane, and k is shared by warps and the blocks of a cluster"),
-    VARIANT(CUDA_SHAPED, "shaped", CUDA_SM90, 90, 0, OPS_ALL_DTYPES, OPS_ALL_COMPUTES,
+    VARIANT(CUDA_SHAPED, "shaped", CUDA_SM90, 90, 0, ALL, OPS_ALL_COMPUTES,
             "narrower tiles and k in pieces, as a model of time chooses, so that few results fill "
             "the GPU; sums of pieces in f32, added in order"),
 };

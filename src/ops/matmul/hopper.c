@@ -33,14 +33,9 @@ static struct side side_of(const struct cuda_operand *x, int64_t step_line, int6
     return s;
 }
 
-/* Tiles of fp8, which no plan is made for, are narrow if wide ones leave multiprocessors idle. */
 static int width_of(const struct cuda_product *p)
 {
-    if (p->width)
-        return p->width;
-    return cuda_is_fp8(p->dtype) && cuda_tiles(p, HOPPER_TILE_M, HOPPER_TILE_N) < cuda_units()
-               ? HOPPER_TILE_N / 2
-               : HOPPER_TILE_N;
+    return p->width ? p->width : HOPPER_TILE_N;
 }
 
 static enum hopper_sums sums_of(const struct cuda_product *p)

@@ -50,18 +50,19 @@ template <int TILE_N, int BY_BLOCK> struct fp8_epilogue {
     {
         const cuda_product &p = work.product;
         int64_t line = line_of(at.row + cluster_rank() * HOPPER_TILE_M + group * 64);
+        int64_t batch = at.batch, first = hopper_span_of(&work.schedule, &batch).first;
 
         for (int i = 0; i < 2; i++) {
             int64_t row = line + 8 * i < p.m ? line + 8 * i : p.m - 1;
 
             blocks.row[i] =
-                p.scale_a.data + at.batch * p.scale_a.stride + row * p.scale_a.step_line;
+                p.scale_a.data + batch * p.scale_a.stride + row * p.scale_a.step_line + first;
         }
         for (int i = 0; i < TILE_N / 128; i++) {
             int64_t col = at.col + i * 128 < p.n ? at.col + i * 128 : at.col;
 
-            blocks.col[i] = p.scale_b.data + at.batch * p.scale_b.stride +
-                            col / OPS_SCALE_K * p.scale_b.step_line;
+            blocks.col[i] = p.scale_b.data + batch * p.scale_b.stride +
+                            col / OPS_SCALE_K * p.scale_b.step_line + first;
         }
     }
     __device__ __forceinline__ void begin(float (&)[TILE_N / 2])
@@ -83,9 +84,10 @@ template <int TILE_N, int BY_BLOCK> struct fp8_epilogue {
     {
         const cuda_product &p = work.product;
         const ops_scales &b = p.scale_b;
+        int64_t batch = cuda_piece_of(&p, at.batch).batch;
         float first = b.data && !b.step_line ? b.data[0] : 1;
-        float rows[2] = {first * line_scale(p.scale_a, at.batch, line_of(row), p.m),
-                         first * line_scale(p.scale_a, at.batch, line_of(row) + 8, p.m)};
+        float rows[2] = {first * line_scale(p.scale_a, batch, line_of(row), p.m),
+                         first * line_scale(p.scale_a, batch, line_of(row) + 8, p.m)};
 
 #pragma unroll
         for (int i = 0; i < TILE_N / 2; i++)
@@ -93,7 +95,7 @@ template <int TILE_N, int BY_BLOCK> struct fp8_epilogue {
         if (b.data && b.step_line) {
             int64_t col = at.col + threadIdx.x % 4 * 2;
 
-            scale_columns(sums, b.data + at.batch * b.stride + col, (int)(p.n - col));
+            scale_columns(sums, b.data + batch * b.stride + col, (int)(p.n - col));
         }
     }
     /* What is beyond the last column is not stored: any scale will do. */

@@ -19,6 +19,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ops/hopper/tile.h"
 #include "ops/matmul/product.h"
 
 #define START      4000.0
@@ -31,7 +32,8 @@
 #define COARSENED  155.0    /* of 128 x 128 for one of k */
 #define TENSORCORE 26.0     /* likewise, two blocks together, each half of that */
 #define UNALIGNED  2.5      /* times that, if elements are gathered one by one */
-#define MOST       48       /* pieces */
+#define FP8        4.4 /* a step of a column, where other types have 4: sums are added in f32 */
+#define MOST       48  /* pieces */
 
 enum cuda_level cuda_level(void)
 {
@@ -93,7 +95,7 @@ static double clocks_of(const struct way *way, const struct cuda_product *p, int
 /* Keeps the better one. Pieces that leave the last wave as empty as fewer would are not tried. */
 static void consider(struct cuda_plan *best, const struct way *way, const struct cuda_product *p)
 {
-    int64_t unit = 64, units_of_k = up(p->k, unit) / unit;
+    int64_t unit = way->depth > 64 ? way->depth : 64, units_of_k = up(p->k, unit) / unit;
     double tiles = tiles_of(way, p);
 
     for (int64_t pieces = 1; pieces <= MOST && pieces <= units_of_k / 2 + 1; pieces++) {
@@ -114,15 +116,15 @@ static void consider_hopper(struct cuda_plan *best, const struct cuda_product *p
                             int units)
 {
     double copied = (double)cuda_workspace_hopper(p);
-    int f32 = p->dtype == GPUNVME_OPS_F32;
+    int64_t depth = HOPPER_WIDTH / (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
+    double clocks = cuda_is_fp8(p->dtype) ? FP8 : 4;
     struct cuda_product x = *p;
     int64_t down = (p->m + 127) / 128;
     double shared = width > 64 && (down % 2 == 0 || down > 15) ? 2 : 1;
     double rows = p->m < 128 ? (double)p->m / 128 : 1;
     double loads = (128 * 128 * rows + 128.0 * width / shared) / LOAD_RATE;
-    struct way way = {
-        &cuda_engines[CUDA_HOPPER], 128,   width, f32 ? 32 : 64, above(4.0 * width, loads),
-        copied / COPY_RATE,         units, width};
+    struct way way = {&cuda_engines[CUDA_HOPPER], 128,   width, depth, above(clocks * width, loads),
+                      copied / COPY_RATE,         units, width};
 
     x.width = width;
     if (cuda_suits_hopper(&x))
@@ -147,6 +149,9 @@ static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level 
                           0};
 
         consider(&best, &way, p);
+    } else if (cuda_is_fp8(p->dtype)) {
+        for (int width = 256; width >= 128; width /= 2)
+            consider_hopper(&best, p, width, units);
     } else {
         int tf32 = p->dtype == GPUNVME_OPS_F32, gathers = !p->a.pitched || !p->b.pitched;
         double step = TENSORCORE * (tf32 ? 2.5 : 1) * (gathers ? UNALIGNED : 1);
@@ -198,19 +203,16 @@ const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cu
 {
     struct cuda_plan plan;
 
-    if (cuda_is_fp8(p->dtype)) {
-        int few = level != CUDA_PLAIN && cuda_suits_skinny(p);
-
-        if (level == CUDA_ANY_HOPPER && !(few && cuda_skinny_reads_vectors(p)))
-            return &cuda_engines[CUDA_HOPPER];
-        return &cuda_engines[few ? CUDA_SKINNY : CUDA_NAIVE];
-    }
+    if (cuda_is_fp8(p->dtype) && (level != CUDA_ANY_HOPPER || !cuda_suits_hopper(p)))
+        return &cuda_engines[level != CUDA_PLAIN && cuda_suits_skinny(p) ? CUDA_SKINNY
+                                                                         : CUDA_NAIVE];
     if (level == CUDA_PLAIN)
         return &cuda_engines[p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32
                                  ? CUDA_COARSENED
                                  : CUDA_TENSORCORE];
-    /* (Its f32 is not multiplied by tensor cores.) */
-    if (cuda_suits_skinny(p) && !(p->compute == GPUNVME_OPS_COMPUTE_TF32 && p->m > 8 && p->n > 8))
+    /* (Its f32 is not multiplied by tensor cores, and its fp8 not read fast across k.) */
+    if (cuda_suits_skinny(p) && !(p->compute == GPUNVME_OPS_COMPUTE_TF32 && p->m > 8 && p->n > 8) &&
+        !(cuda_is_fp8(p->dtype) && !cuda_skinny_reads_vectors(p)))
         return &cuda_engines[CUDA_SKINNY];
     plan = cuda_plan_of(p, level);
     return plan.pieces == 1 && plan.width % 256 == 0 ? plan.engine : &cuda_engines[CUDA_SHAPED];
@@ -260,6 +262,8 @@ int cuda_suits_shaped(const struct cuda_product *p)
 {
     const struct way narrow = {.tile_m = 128, .tile_n = 64};
 
+    if (cuda_is_fp8(p->dtype) && (cuda_level() != CUDA_ANY_HOPPER || !cuda_suits_hopper(p)))
+        return 0;
     return p->m <= INT_MAX / 2 && p->n <= INT_MAX / 2 && p->batch <= INT_MAX / MOST &&
            tiles_of(&narrow, p) <= INT_MAX / MOST;
 }

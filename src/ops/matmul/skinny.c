@@ -24,29 +24,53 @@ static struct skinny_work work_of(const struct cuda_product *p)
     return work;
 }
 
-static int64_t tiles_of(const struct skinny_work *work)
-{
-    int size = (int)gpunvme_ops_dtype_nbytes(work->product.dtype);
-    int64_t lines = skinny_lines(work->w.step_k != 1, size);
-
-    return (work->w.lines + lines - 1) / lines * work->product.batch;
-}
-
 /*
- * Two blocks a multiprocessor read at the speed of memory. With fewer tiles, blocks share a tile's
- * k, as long as each of their warps has some.
+ * `blocks` a multiprocessor read at the speed of memory. With fewer tiles of `lines`, blocks share
+ * a tile's k, as long as each has `pass` of it.
  */
-static int cluster_of(const struct skinny_work *work)
+static int cluster_of(const struct skinny_work *work, int blocks, int64_t lines, int64_t pass)
 {
     int cluster = 1;
-    int size = (int)gpunvme_ops_dtype_nbytes(work->product.dtype);
-    int64_t pass = SKINNY_WARPS * skinny_depth(work->w.step_k != 1, size);
-    int64_t tiles = tiles_of(work), room = 2 * (int64_t)cuda_units();
+    int64_t tiles = (work->w.lines + lines - 1) / lines * work->product.batch;
+    int64_t room = blocks * (int64_t)cuda_units();
 
     while (cluster < SKINNY_CLUSTER && tiles * cluster * 2 <= room + room / 4 &&
            pass * cluster < work->product.k)
         cluster *= 2;
     return cluster;
+}
+
+/* Can the copy engine read both operands, and does the tensor core take them so? */
+static int is_copied(const struct skinny_work *work)
+{
+    return cuda_is_fp8(work->product.dtype) && cuda_level() == CUDA_ANY_HOPPER &&
+           work->w.step_k == 1 && work->w.vectors && work->x.step_k == 1 && work->x.vectors &&
+           work->product.k <= INT_MAX / 2 && work->w.lines <= INT_MAX / 2;
+}
+
+static gpunvme_ops_status_t encode(CUtensorMap *map, const struct skinny_side *x,
+                                   const struct cuda_product *p, int box_lines)
+{
+    struct hopper_tensor tensor = hopper_tensor_of(
+        x->lines, p->k, x->step_line, x->stride ? p->batch : 1, x->stride, 1, box_lines);
+
+    return hopper_encode(map, x->data, CU_TENSOR_MAP_DATA_TYPE_UINT8, &tensor);
+}
+
+static gpunvme_ops_status_t multiply_copied(const struct skinny_work *work, void *stream,
+                                            struct cuda_launch *launch)
+{
+    struct skinny_copied copied = {
+        .operands = {.a_batch = work->w.stride != 0, .b_batch = work->x.stride != 0},
+        .skinny = *work};
+    int cluster = cluster_of(work, 1, SKINNY_WGMMA_LINES, 4 * (int64_t)OPS_SCALE_K);
+    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
+
+    if (!launch)
+        status = encode(&copied.operands.a, &work->w, &work->product, SKINNY_WGMMA_LINES);
+    if (!launch && !status)
+        status = encode(&copied.operands.b, &work->x, &work->product, SKINNY_COLS);
+    return status ? status : skinny_launch_copied(&copied, cluster, stream, launch);
 }
 
 /* Kernels number scales by block with 31 bits. */
@@ -80,6 +104,12 @@ gpunvme_ops_status_t cuda_multiply_skinny(const struct cuda_product *p, void *wo
 {
     struct skinny_work work = work_of(p);
 
+    int size = (int)gpunvme_ops_dtype_nbytes(p->dtype), across = work.w.step_k != 1;
+    int64_t pass = SKINNY_WARPS * skinny_depth(across, size);
+
     (void)workspace;
-    return skinny_launch(&work, cluster_of(&work), stream, launch);
+    if (is_copied(&work))
+        return multiply_copied(&work, stream, launch);
+    return skinny_launch(&work, cluster_of(&work, 2, skinny_lines(across, size), pass), stream,
+                         launch);
 }

@@ -19,8 +19,7 @@
  * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
  * sums are added through shared memory, always in the same order.
  */
-#include "ops/matmul/finish.cuh"
-#include "ops/matmul/skinny.h"
+#include "ops/matmul/skinny.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
@@ -344,44 +343,6 @@ static __device__ __forceinline__ void add_bytes(float (&sums)[2][COLS / 8][4], 
     }
 }
 
-/* Where scales by block of one operand are: those of a lane's lines or columns, at k = 0. */
-template <int COUNT> struct lane_scales {
-    const float *data; /* NULL: they are 1 */
-    int at[COUNT];
-};
-
-template <int COUNT>
-static __device__ __forceinline__ float scale_of(const lane_scales<COUNT> &x, int i, int64_t k)
-{
-    return x.data ? x.data[x.at[i] + k / OPS_SCALE_K] : 1;
-}
-
-/* A lane has pairs of columns, 8 apart (`pairs`), or lines 8 apart. */
-template <int COUNT>
-static __device__ __forceinline__ lane_scales<COUNT>
-find_scales(const ops_scales &all, int64_t batch, int64_t first, int pairs, int64_t last)
-{
-    lane_scales<COUNT> x = {all.step_k ? all.data : NULL};
-
-    if (x.data)
-        x.data += batch * all.stride;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        int64_t line = pairs ? first + i % 2 + i / 2 * 8 : first + i * 8;
-
-        line = line < last ? line : last;
-        x.at[i] = (int)((all.by_block ? line / OPS_SCALE_K : line) * all.step_line);
-    }
-    return x;
-}
-
-/* Scales by tensor and row; those by block are 1 here. */
-static __device__ __forceinline__ float scale_of_line(const ops_scales &x, int64_t batch,
-                                                      int64_t line)
-{
-    return x.data && !x.step_k ? x.data[batch * x.stride + line * x.step_line] : 1;
-}
-
 template <int DTYPE, int COLS>
 static __device__ __forceinline__ void
 sum_bytes(float *out, const source &w, const source &x, const lane_scales<4> &of_w,
@@ -588,20 +549,7 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work 
         sum_lines<DTYPE, MN, COLS>(own, w, x, first, warp * s::depth, step, p.k);
     __syncthreads();
     add_warps(sums, count);
-    cluster_sync();
-    for (int i = (int)(threadIdx.x * size + rank); i < count; i += (int)(THREADS * size)) {
-        int64_t line = first + i % s::lines, col = i / s::lines;
-        float sum = 0;
-
-        for (uint32_t r = 0; r < size; r++)
-            sum += load_shared_at(shared_address(sums + i), r);
-        if (line > work.w.lines - 1 || col > work.x.lines - 1)
-            continue;
-        if (s::fp8)
-            sum *= scale_of_line(of_w, batch, line) * scale_of_line(of_x, batch, col);
-        finish(p, batch, work.w_is_b ? col : line, work.w_is_b ? line : col, sum);
-    }
-    cluster_sync(); /* a block's sums are read by the others */
+    finish_lines<s::lines, COLS, s::fp8>(work, sums, batch, first, THREADS);
 #endif
 }
 

@@ -5,6 +5,7 @@
 #ifndef OPS_MATMUL_SKINNY_H
 #define OPS_MATMUL_SKINNY_H
 
+#include "ops/hopper/launch.h"
 #include "ops/matmul/product.h"
 
 #ifdef __cplusplus
@@ -15,6 +16,7 @@ enum {
     SKINNY_COLS = 16,   /* rows or columns of C, at most */
     SKINNY_CLUSTER = 8, /* blocks that share k, at most */
     SKINNY_WARPS = 8,
+    SKINNY_WGMMA_LINES = 64, /* of w that a block of hopper_skinny.cu makes */
 };
 
 /* An operand as lines of k; steps and stride in elements. */
@@ -40,6 +42,15 @@ struct skinny_work {
 
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *launch);
+
+/* fp8 on sm_90a where the copy engine can read both: w by operands.a, x by operands.b. */
+struct skinny_copied {
+    struct hopper_operands operands;
+    struct skinny_work skinny;
+};
+
+gpunvme_ops_status_t skinny_launch_copied(const struct skinny_copied *work, int cluster,
+                                          void *stream, struct cuda_launch *launch);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * The rung "skinny" for fp8 on sm_90a, both operands contiguous along k. A warp has no instruction
+ * for fp8 there but conversions, which cost more than memory does. So the copy engine fills a ring
+ * in shared memory, and wgmma multiplies 64 lines of the large matrix by 16 of the small one: four
+ * instructions for 8 KiB. Two blocks a multiprocessor have 128 KiB of the large matrix in flight.
+ * As in hopper_fp8.cu the sums of each 128 of k are added in f32, times scales by block.
+ *
+ * Blocks of a cluster share the k of the same lines.
+ */
+#include "ops/hopper/multiply.cuh"
+#include "ops/matmul/skinny.cuh"
+
+enum {
+    LINES = SKINNY_WGMMA_LINES,
+    COLS = SKINNY_COLS,
+    STAGES = 8,
+    STAGE_NBYTES = (LINES + COLS) * HOPPER_WIDTH,
+    LOADING = 4, /* the warp that does, behind those that multiply */
+    THREADS = (LOADING + 1) * 32,
+    NBYTES = HOPPER_ALIGN + STAGES * STAGE_NBYTES + LINES * COLS * sizeof(float) + 2 * STAGES * 8,
+};
+
+#ifdef HAVE_HOPPER
+/* Addresses in shared memory, and the steps of 128 of k that are this block's. */
+struct part {
+    uint32_t stages, full, empty;
+    int first, count;
+};
+
+static __device__ __forceinline__ void load_all(const skinny_copied &work, const part &x,
+                                                int64_t batch, int64_t line)
+{
+    int zw = (int)batch * work.operands.a_batch, zx = (int)batch * work.operands.b_batch;
+
+    for (int i = 0; i < x.count; i++) {
+        uint32_t full = x.full + i % STAGES * 8, to = x.stages + i % STAGES * STAGE_NBYTES;
+        int k = (x.first + i) * HOPPER_WIDTH;
+
+        mbarrier_wait(x.empty + i % STAGES * 8, (uint32_t)(i / STAGES & 1) ^ 1);
+        mbarrier_arrive_expecting(full, STAGE_NBYTES);
+        tensor_load(to, &work.operands.a, k, (int)line, zw, full);
+        tensor_load(to + LINES * HOPPER_WIDTH, &work.operands.b, k, 0, zx, full);
+    }
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void multiply_step(float (&sums)[8], uint32_t at)
+{
+    uint64_t w = hopper_tile_descriptor(at, 0);
+    uint64_t x = hopper_tile_descriptor(at + LINES * HOPPER_WIDTH, 0);
+
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (DTYPE == GPUNVME_OPS_E4M3)
+            wgmma_e4m3(sums, w + i * hopper_descriptor_step(0), x + i * hopper_descriptor_step(0),
+                       i > 0);
+        else
+            wgmma_e5m2(sums, w + i * hopper_descriptor_step(0), x + i * hopper_descriptor_step(0),
+                       i > 0);
+    wgmma_commit();
+    wgmma_wait_for(sums);
+}
+
+/* (A lane's first line; the second is 8 further.) */
+static __device__ __forceinline__ int own_line(void)
+{
+    return (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+}
+
+/* By the warps that multiply: column c of line l becomes out[c * LINES + l]. */
+template <int DTYPE, int BY_BLOCK>
+static __device__ __forceinline__ void multiply_all(float *out, const part &x,
+                                                    const lane_scales<2> &of_w,
+                                                    const lane_scales<4> &of_x)
+{
+    float sums[8] = {};
+
+#pragma unroll 1
+    for (int i = 0; i < x.count; i++) {
+        int64_t k = (int64_t)(x.first + i) * OPS_SCALE_K;
+        float now[8] = {}, rows[2], cols[4];
+
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            rows[j] = BY_BLOCK ? scale_of(of_w, j, k) : 1;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            cols[j] = BY_BLOCK ? scale_of(of_x, j, k) : 1;
+        mbarrier_wait(x.full + i % STAGES * 8, (uint32_t)(i / STAGES & 1));
+        multiply_step<DTYPE>(now, x.stages + i % STAGES * STAGE_NBYTES);
+        if (threadIdx.x % 32 == 0)
+            mbarrier_arrive(x.empty + i % STAGES * 8);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sums[j] += BY_BLOCK ? rows[j / 2 % 2] * cols[j / 4 * 2 + j % 2] * now[j] : now[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        out[(j / 4 * 8 + (int)threadIdx.x % 4 * 2 + j % 2) * LINES + own_line() + j / 2 % 2 * 8] =
+            sums[j];
+}
+#endif
+
+template <int DTYPE, int BY_BLOCK>
+static __global__ void __launch_bounds__(THREADS, 2)
+    multiply(const __grid_constant__ skinny_copied work)
+{
+#ifdef HAVE_HOPPER
+    const skinny_work &s = work.skinny;
+    const cuda_product &p = s.product;
+    int rank = (int)cluster_rank(), size = (int)cluster_size();
+    int64_t tile = blockIdx.x / size, across = (s.w.lines + LINES - 1) / LINES;
+    int64_t batch = tile / across, first = tile % across * LINES;
+    int steps = (int)((p.k + HOPPER_WIDTH - 1) / HOPPER_WIDTH);
+    unsigned char *dynamic = dynamic_shared();
+    uint32_t before = (0u - shared_address(dynamic)) % HOPPER_ALIGN;
+    float *sums = (float *)(dynamic + before + STAGES * STAGE_NBYTES);
+    part x;
+
+    x.stages = shared_address(dynamic) + before;
+    x.full = shared_address(sums + LINES * COLS);
+    x.empty = x.full + STAGES * 8;
+    x.first = (int)((int64_t)steps * rank / size);
+    x.count = (int)((int64_t)steps * (rank + 1) / size) - x.first;
+    if (threadIdx.x == 0) {
+        tensor_prefetch(&work.operands.a);
+        tensor_prefetch(&work.operands.b);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(x.full + i * 8, 1);
+            mbarrier_init(x.empty + i * 8, LOADING);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    if (threadIdx.x / 32 < LOADING) {
+        const ops_scales &of_w = s.w_is_b ? p.scale_b : p.scale_a;
+        const ops_scales &of_x = s.w_is_b ? p.scale_a : p.scale_b;
+
+        multiply_all<DTYPE, BY_BLOCK>(
+            sums, x, find_scales<2>(of_w, batch, first + own_line(), 0, s.w.lines - 1),
+            find_scales<4>(of_x, batch, threadIdx.x % 4 * 2, 1, s.x.lines - 1));
+    } else if (threadIdx.x % 32 == 0) {
+        load_all(work, x, batch, first);
+    }
+    __syncwarp(); /* barriers take warps whose threads come together */
+    finish_lines<LINES, COLS, 1>(s, sums, batch, first, THREADS);
+#endif
+}
+
+gpunvme_ops_status_t skinny_launch_copied(const struct skinny_copied *work, int cluster,
+                                          void *stream, struct cuda_launch *out)
+{
+    const skinny_work &s = work->skinny;
+    const cuda_product &p = s.product;
+    int by_block = p.scale_a.step_k || p.scale_b.step_k;
+    auto *kernel = p.dtype == GPUNVME_OPS_E4M3
+                       ? (by_block ? multiply<GPUNVME_OPS_E4M3, 1> : multiply<GPUNVME_OPS_E4M3, 0>)
+                       : (by_block ? multiply<GPUNVME_OPS_E5M2, 1> : multiply<GPUNVME_OPS_E5M2, 0>);
+    int64_t blocks = (s.w.lines + LINES - 1) / LINES * p.batch * cluster;
+    const cuda_tiling tiling = {s.w_is_b ? COLS : LINES, s.w_is_b ? LINES : COLS,
+                                s.w_is_b ? COLS : LINES, s.w_is_b ? LINES : COLS,
+                                THREADS, NBYTES};
+    gpunvme_ops_status_t status = cuda_allow_shared((const void *)kernel, NBYTES);
+
+    if (status)
+        return status;
+    if (out)
+        return cuda_describe((const void *)kernel, &tiling, blocks, out);
+    LAUNCH_CLUSTERS(kernel, (unsigned)blocks, (unsigned)cluster, THREADS, NBYTES, stream, *work);
+    return cuda_status(cudaGetLastError(), "launching a product of few rows");
+}

@@ -60,7 +60,7 @@ _gpunvme_values() {
         --cast) echo "i32 i64 f16 bf16 f32" ;;
         --tier | --to) echo "hot warm cold" ;;
         --device) echo "cpu cuda" ;;
-        --dtype) echo "f32 tf32 f16 bf16 f8_e4m3 e4m3 e4m3-row e4m3-block e4m3-fast e5m2" ;;
+        --dtype) echo "f32 tf32 f16 bf16 f8_e4m3 e4m3 e4m3-row e4m3-block e4m3-fast e5m2 e5m2-e4m3" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
         --variant) echo "all naive blocked online packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;

@@ -49,8 +49,8 @@ static const char *const dtype_names[GPUNVME_OPS_NALLDTYPES][OPS_FP8_WAYS] = {
     [GPUNVME_OPS_F32] = {"f32", "tf32"},
     [GPUNVME_OPS_F16] = {"f16"},
     [GPUNVME_OPS_BF16] = {"bf16"},
-    [GPUNVME_OPS_E4M3] = {"e4m3", "e4m3-row", "e4m3-block", "e4m3-fast"},
-    [GPUNVME_OPS_E5M2] = {"e5m2", "e5m2-row", "e5m2-block", "e5m2-fast"},
+    [GPUNVME_OPS_E4M3] = {"e4m3", "e4m3-row", "e4m3-block", "e4m3-fast", "e4m3-e5m2"},
+    [GPUNVME_OPS_E5M2] = {"e5m2", "e5m2-row", "e5m2-block", "e5m2-fast", "e5m2-e4m3"},
 };
 
 int cli_ops_dtype_by_name(const char *name, int *compute)

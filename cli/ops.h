@@ -24,10 +24,18 @@ const char *cli_ops_name(int op);
 
 /*
  * How matmul multiplies fp8, a case's `compute`: by the scales of tensors, rows or blocks, or of
- * tensors with sums that stay in tensor cores. Weights lie n x k, results are bf16. Attention has
- * scales by sequence and head; its `compute` is OPS_FP8_TENSOR.
+ * tensors with sums that stay in tensor cores, or where B is of the other type of fp8. Weights lie
+ * n x k, results are bf16. Attention has scales by sequence and head; its `compute` is
+ * OPS_FP8_TENSOR.
  */
-enum ops_fp8 { OPS_FP8_TENSOR, OPS_FP8_ROW, OPS_FP8_BLOCK, OPS_FP8_FAST, OPS_FP8_WAYS };
+enum ops_fp8 {
+    OPS_FP8_TENSOR,
+    OPS_FP8_ROW,
+    OPS_FP8_BLOCK,
+    OPS_FP8_FAST,
+    OPS_FP8_MIXED,
+    OPS_FP8_WAYS
+};
 
 static inline bool ops_is_fp8(int dtype)
 {
@@ -109,6 +117,7 @@ struct ops_case {
 };
 
 int ops_case_out_dtype(const struct ops_case *c); /* of a product's result */
+int ops_case_dtype_b(const struct ops_case *c);   /* of a product's second operand */
 
 /* Where the operator sees a matrix. */
 void *ops_case_at(const struct ops_case *c, int matrix);

@@ -207,7 +207,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (args->dtype < 0)
             argp_error(state,
                        "--dtype=%s: must be f32, tf32, f16, bf16 or e4m3; for matmul also e5m2, "
-                       "and either with -row, -block or -fast",
+                       "either with -row, -block or -fast, e4m3-e5m2 and e5m2-e4m3",
                        arg);
         return 0;
     case KEY_ACTIVATION:

@@ -59,12 +59,22 @@ static int dtype_of(const struct ops_case *c, int matrix)
 
     if (ops_memory_op(c->op))
         return part_of(c, matrix).dtype;
-    return four_bytes ? GPUNVME_OPS_F32 : matrix == OPS_C ? ops_case_out_dtype(c) : c->dtype;
+    return four_bytes        ? GPUNVME_OPS_F32
+           : matrix == OPS_C ? ops_case_out_dtype(c)
+           : matrix == OPS_B ? ops_case_dtype_b(c)
+                             : c->dtype;
 }
 
 int ops_case_out_dtype(const struct ops_case *c)
 {
     return ops_is_fp8(c->dtype) ? GPUNVME_OPS_BF16 : c->dtype;
+}
+
+int ops_case_dtype_b(const struct ops_case *c)
+{
+    if (!ops_is_fp8(c->dtype) || c->compute != OPS_FP8_MIXED)
+        return c->dtype;
+    return c->dtype == GPUNVME_OPS_E4M3 ? GPUNVME_OPS_E5M2 : GPUNVME_OPS_E4M3;
 }
 
 static size_t pages_of(size_t nbytes)
@@ -321,6 +331,7 @@ static struct gpunvme_matmul matmul_of(const struct ops_case *c)
                                    .alpha = 1,
                                    .transpose_b = fp8,
                                    .dtype = c->dtype,
+                                   .dtype_b = fp8 ? ops_case_dtype_b(c) : 0,
                                    .compute = fp8 ? GPUNVME_OPS_COMPUTE_F32 : c->compute,
                                    .out_dtype = ops_case_out_dtype(c),
                                    .scale_a = fp8 ? ops_case_at(c, OPS_SCALE_A) : NULL,

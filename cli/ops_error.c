@@ -128,9 +128,10 @@ static struct sum sum_product(const struct ops_case *c, bool bias, int64_t i, in
     if (linear && bias)
         z.value = load(c, c->host[OPS_BIAS], j), z.size = fabs(z.value);
     for (int64_t p = 0; p < k; p++) {
-        double product = load(c, c->host[OPS_A], i * k + p) *
-                         load(c, c->host[OPS_B], along ? j * k + p : p * n + j) *
-                         scale_of(c, OPS_SCALE_A, i, p, 1) * scale_of(c, OPS_SCALE_B, j, p, 128);
+        double product =
+            load(c, c->host[OPS_A], i * k + p) *
+            (double)cpu_load(c->host[OPS_B], along ? j * k + p : p * n + j, ops_case_dtype_b(c)) *
+            scale_of(c, OPS_SCALE_A, i, p, 1) * scale_of(c, OPS_SCALE_B, j, p, 128);
 
         z.value += product;
         z.size += fabs(product);

@@ -175,15 +175,15 @@ struct product {
     int epilogue; /* 0: none */
 };
 
-static bool make_layouts(struct ops_cublas_plan *plan, const struct product *p, int type,
-                         int out_type)
+static bool make_layouts(struct ops_cublas_plan *plan, const struct product *p, int type_a,
+                         int type_b, int out_type)
 {
     uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
 
-    return !lt.layout_create(&plan->layout_a, type, p->transpose_a ? k : m, p->transpose_a ? m : k,
-                             p->lda) &&
-           !lt.layout_create(&plan->layout_b, type, p->transpose_b ? n : k, p->transpose_b ? k : n,
-                             p->ldb) &&
+    return !lt.layout_create(&plan->layout_a, type_a, p->transpose_a ? k : m,
+                             p->transpose_a ? m : k, p->lda) &&
+           !lt.layout_create(&plan->layout_b, type_b, p->transpose_b ? n : k,
+                             p->transpose_b ? k : n, p->ldb) &&
            !lt.layout_create(&plan->layout_c, out_type, m, n, p->m);
 }
 
@@ -242,6 +242,7 @@ static bool set_fp8(struct ops_cublas *cublas, const struct ops_case *c,
     static const int modes[OPS_FP8_WAYS][2] = {{SCALE_SCALAR, SCALE_SCALAR},
                                                {SCALE_OUTER_VEC, SCALE_OUTER_VEC},
                                                {SCALE_BLK128x128, SCALE_VEC128},
+                                               {SCALE_SCALAR, SCALE_SCALAR},
                                                {SCALE_SCALAR, SCALE_SCALAR}};
     const int *mode = modes[c->compute];
     int8_t fast = c->compute == OPS_FP8_FAST;
@@ -299,9 +300,16 @@ static bool propose(struct ops_cublas *cublas, struct ops_cublas_plan *plan)
     return good;
 }
 
+static const int types[GPUNVME_OPS_NALLDTYPES] = {R_32F, R_16F, R_16BF, R_8F_E4M3, R_8F_E5M2};
+
+/* Of an operand, which is a matrix of the case. */
+static int type_of(const struct ops_case *c, int matrix)
+{
+    return types[matrix == OPS_B ? ops_case_dtype_b(c) : c->dtype];
+}
+
 static bool add_plan(struct ops_cublas *cublas, const struct ops_case *c, const struct product *p)
 {
-    static const int types[GPUNVME_OPS_NALLDTYPES] = {R_32F, R_16F, R_16BF, R_8F_E4M3, R_8F_E5M2};
     struct ops_cublas_plan *plan = &cublas->plans[cublas->nplans++];
     int compute = c->dtype == GPUNVME_OPS_F32 && c->compute == GPUNVME_OPS_COMPUTE_TF32
                       ? COMPUTE_32F_FAST_TF32
@@ -314,7 +322,8 @@ static bool add_plan(struct ops_cublas *cublas, const struct ops_case *c, const 
     plan->aux = p->aux;
     return make_desc(plan, p, compute, types[c->dtype]) && set_fp8(cublas, c, plan) &&
            point(c, plan) && point_to_scales(cublas, c, plan) &&
-           make_layouts(plan, p, types[c->dtype], types[ops_case_out_dtype(c)]) &&
+           make_layouts(plan, p, type_of(c, p->a), type_of(c, p->b),
+                        types[ops_case_out_dtype(c)]) &&
            propose(cublas, plan);
 }
 

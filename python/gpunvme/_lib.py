@@ -863,6 +863,8 @@ class Matmul(Structure):
         ("scale_b", c_void_p),
         ("scaling", c_int32),
         ("fast_sums", c_int32),
+        ("dtype_b", c_int32),
+        ("reserved", c_int32),
     ]
 
 

@@ -83,6 +83,17 @@ static void enumerations_are_checked(void **state)
     expect_refused(p.transpose_b = 2, GPUNVME_OPS_ERR_INVALID, "transpose_b is 2");
 }
 
+static void only_fp8_has_two_types_of_operands(void **state)
+{
+    (void)state;
+    expect_refused((p.dtype = GPUNVME_OPS_E4M3, p.dtype_b = GPUNVME_OPS_F16), GPUNVME_OPS_ERR_DTYPE,
+                   "A is e4m3 and B f16");
+    expect_refused((p.dtype = GPUNVME_OPS_F16, p.dtype_b = GPUNVME_OPS_E5M2), GPUNVME_OPS_ERR_DTYPE,
+                   "A is f16 and B e5m2");
+    expect_refused(p.dtype_b = 5, GPUNVME_OPS_ERR_INVALID, "dtype_b is 5");
+    expect_refused(p.reserved = 1, GPUNVME_OPS_ERR_INVALID, "reserved is 1");
+}
+
 static void scales_are_checked(void **state)
 {
     (void)state;
@@ -279,6 +290,7 @@ int main(void)
         cmocka_unit_test(sizes_and_leading_dimensions_are_checked),
         cmocka_unit_test(sizes_beyond_63_bits_are_refused),
         cmocka_unit_test(enumerations_are_checked),
+        cmocka_unit_test(only_fp8_has_two_types_of_operands),
         cmocka_unit_test(scales_are_checked),
         cmocka_unit_test(misaligned_pointers_are_refused),
         cmocka_unit_test(results_over_operands_are_refused),

@@ -17,6 +17,7 @@ struct request {
     int64_t pad;
     int threads;
     int scaling, fast_sums; /* of fp8, which has scales */
+    int dtype_b;            /* 0: dtype */
 };
 
 struct operands {
@@ -86,7 +87,8 @@ static struct operands make(const struct request *q)
     const struct shape *s = &q->shape;
     struct operands x = {
         .a = mat_new(q->ta ? s->k : s->m, q->ta ? s->m : s->k, q->pad, s->batch, q->dtype),
-        .b = mat_new(q->tb ? s->n : s->k, q->tb ? s->k : s->n, q->pad, s->batch, q->dtype),
+        .b = mat_new(q->tb ? s->n : s->k, q->tb ? s->k : s->n, q->pad, s->batch,
+                     q->dtype_b ? q->dtype_b : q->dtype),
         .c = mat_new(q->tc ? s->n : s->m, q->tc ? s->m : s->n, q->pad, s->batch, q->out_dtype),
     };
 
@@ -145,6 +147,7 @@ static struct gpunvme_matmul describe(const struct request *q, const struct oper
         .scale_b = x->scale_b.block,
         .scaling = q->scaling,
         .fast_sums = q->fast_sums,
+        .dtype_b = q->dtype_b,
     };
 }
 
@@ -784,7 +787,7 @@ static void long_sums_of_fp8_are_right(void **state)
 static void few_lines_of_fp8_are_right(void **state)
 {
     static const struct shape shapes[] = {
-        {1, 70, 16, 1}, {7, 130, 1552, 1}, {16, 200, 2064, 2}, {200, 12, 1040, 1}};
+        {1, 70, 16, 1}, {7, 130, 1552, 1}, {16, 100, 1168, 2}, {150, 12, 1040, 1}};
 
     (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
@@ -799,6 +802,24 @@ static void few_lines_of_fp8_are_right(void **state)
             else
                 every_variant(q);
         }
+}
+
+/* Each type as the first, in products of few and of many rows, also as the transpose. */
+static void both_types_of_fp8_are_multiplied(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        struct request q = plain(i % 3 ? 70 : 11, 140, 400);
+
+        q.dtype = i & 1 ? GPUNVME_OPS_E5M2 : GPUNVME_OPS_E4M3;
+        q.dtype_b = i & 1 ? GPUNVME_OPS_E4M3 : GPUNVME_OPS_E5M2;
+        q.tb = i != 6;
+        q.tc = i == 7 || i == 9;
+        q.pad = i == 3 ? 3 : 0;
+        q.scaling = q.tc ? GPUNVME_MATMUL_SCALE_ROW : i % 3;
+        q.fast_sums = q.scaling != GPUNVME_MATMUL_SCALE_BLOCK && i > 7;
+        every_variant(q);
+    }
 }
 
 static void fp8_without_scales_is_multiplied_as_it_is(void **state)
@@ -1202,6 +1223,7 @@ int main(void)
         cmocka_unit_test(batches_of_fp8_have_scales_of_their_own),
         cmocka_unit_test(long_sums_of_fp8_are_right),
         cmocka_unit_test(few_lines_of_fp8_are_right),
+        cmocka_unit_test(both_types_of_fp8_are_multiplied),
         cmocka_unit_test(fp8_without_scales_is_multiplied_as_it_is),
         cmocka_unit_test(nan_and_infinity_of_fp8_spread),
 #ifndef OPS_TEST_CUDA

@@ -129,6 +129,15 @@ def test_float8_is_multiplied_with_scales(dtype: Any, scaling: Any) -> None:
     torch.testing.assert_close(out, got.to(torch.bfloat16))
 
 
+def test_float8_of_both_types_is_multiplied() -> None:
+    generator = torch.Generator().manual_seed(20)
+    a = torch.randn(9, 70, generator=generator).to(torch.float8_e5m2)
+    b = torch.randn(33, 70, generator=generator).to(torch.float8_e4m3fn)
+    want = a.float() @ b.float().t()
+    torch.testing.assert_close(ops.matmul(a, b.t()), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ops.matmul(b, a.t()), want.t(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(2, 2), (2,), None], ids=str)
 def test_attention_of_float8_multiplies_by_descales(shape: Any) -> None:
     generator = torch.Generator().manual_seed(19)

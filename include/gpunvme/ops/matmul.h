@@ -52,7 +52,7 @@ struct gpunvme_matmul {
     int64_t stride_a, stride_b, stride_c; /* from one matrix of the batch to the next, >= 0 */
     float alpha, beta;
     int32_t transpose_a, transpose_b, transpose_c; /* 0 or 1 */
-    int32_t dtype;                                 /* of A and B */
+    int32_t dtype;                                 /* of A, and of B unless dtype_b says else */
     int32_t out_dtype;                             /* of C: dtype, or F32; of fp8 any but fp8 */
     int32_t compute;
 
@@ -65,6 +65,10 @@ struct gpunvme_matmul {
      * of k at most, then they are added in f32. Not with BLOCK. The CPU always sums in f32.
      */
     int32_t fast_sums;
+
+    /* 0: B is of dtype, too. Of fp8 B may be of the other type, as weights beside gradients. */
+    int32_t dtype_b;
+    int32_t reserved; /* 0 */
 };
 
 gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,

@@ -62,7 +62,8 @@ def _problem(a: Matrix, b: Matrix, c: Matrix, alpha: float, beta: float,
         stride_a=a.stride, stride_b=b.stride, stride_c=c.stride,
         alpha=alpha, beta=beta,
         transpose_a=a.transposed, transpose_b=b.transposed, transpose_c=c.transposed,
-        dtype=(DTYPES | FP8_DTYPES)[a.array.typestr], out_dtype=DTYPES[c.array.typestr],
+        dtype=(DTYPES | FP8_DTYPES)[a.array.typestr],
+        dtype_b=(DTYPES | FP8_DTYPES)[b.array.typestr], out_dtype=DTYPES[c.array.typestr],
         compute=look_up("compute", COMPUTES, compute), **scales,
     )
 
@@ -93,9 +94,10 @@ def matmul(a: Any, b: Any, *, out: Any = None, alpha: float = 1.0, beta: float =
     may be multiplied with each of a batch. ``compute="tf32"`` multiplies float32 with 10 bits of
     mantissa where the GPU is faster by it.
 
-    Operands may be float8_e4m3fn or float8_e5m2 (of torch, or arrays whose dtype has that name).
-    The result is then float32, or has the type of ``out``: float32, float16 or bfloat16. Elements of ``a`` and ``b`` are multiplied by ``scale_a`` and
-    ``scale_b``: float32, where the operands are, one for a tensor (``scaling="tensor"``), one for
+    Operands may be float8_e4m3fn or float8_e5m2 (of torch, or arrays whose dtype has that name),
+    one of them each if need be. The result is then float32, or has the type of ``out``: float32,
+    float16 or bfloat16. Elements of ``a`` and ``b`` are multiplied by ``scale_a`` and ``scale_b``:
+    float32, where the operands are, one for a tensor (``scaling="tensor"``), one for
     each row of a and column of b (``"row"``), or (m, ceil(k / 128)) of a and (ceil(n / 128),
     ceil(k / 128)) of b (``"block"``). A GPU is fast if a is row-major and b the transpose of such.
     ``fast_sums`` leaves sums in its tensor cores, which keep some 14 bits.
@@ -104,7 +106,8 @@ def matmul(a: Any, b: Any, *, out: Any = None, alpha: float = 1.0, beta: float =
     fp8 = left.array.typestr in FP8_DTYPES
     check(left.columns == right.rows,
            f"a has {left.columns} columns and b has {right.rows} rows")
-    same_dtype(a=left.array, b=right.array)
+    if not (fp8 and right.array.typestr in FP8_DTYPES):
+        same_dtype(a=left.array, b=right.array)
     batch = max(left.batch, right.batch)
     check({left.batch, right.batch} <= {0, 1, batch},
            f"a is a batch of {left.batch} and b one of {right.batch}")

@@ -10,7 +10,37 @@
 #include "ops/hopper/ring.cuh"
 #include "ops/hopper/wgmma.cuh"
 
+/* Of what DTYPE says below: A is of the first and B of the second type of fp8. */
+enum { HOPPER_E4M3_E5M2 = GPUNVME_OPS_NALLDTYPES, HOPPER_E5M2_E4M3 };
+
 #ifdef HAVE_HOPPER
+template <int DTYPE, int COUNT>
+static __device__ __forceinline__ void wgmma_fp8(float (&sums)[COUNT], uint64_t a, uint64_t b,
+                                                 int accumulate)
+{
+    if (DTYPE == GPUNVME_OPS_E4M3)
+        wgmma_e4m3(sums, a, b, accumulate);
+    else if (DTYPE == GPUNVME_OPS_E5M2)
+        wgmma_e5m2(sums, a, b, accumulate);
+    else if (DTYPE == HOPPER_E4M3_E5M2)
+        wgmma_e4m3_e5m2(sums, a, b, accumulate);
+    else
+        wgmma_e5m2_e4m3(sums, a, b, accumulate);
+}
+
+template <int DTYPE>
+static __device__ __forceinline__ void wgmma_fp8_new(float (&sums)[64], uint64_t a, uint64_t b)
+{
+    if (DTYPE == GPUNVME_OPS_E4M3)
+        wgmma_e4m3_new(sums, a, b);
+    else if (DTYPE == GPUNVME_OPS_E5M2)
+        wgmma_e5m2_new(sums, a, b);
+    else if (DTYPE == HOPPER_E4M3_E5M2)
+        wgmma_e4m3_e5m2_new(sums, a, b);
+    else
+        wgmma_e5m2_e4m3_new(sums, a, b);
+}
+
 template <int DTYPE, int MN_A, int MN_B, int COUNT>
 static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint32_t a, uint32_t b,
                                                       bool first)
@@ -24,10 +54,8 @@ static __device__ __forceinline__ void multiply_stage(float (&sums)[COUNT], uint
         uint64_t yi = y + i * hopper_descriptor_step(MN_B);
         int accumulate = i > 0 || !first;
 
-        if constexpr (DTYPE == GPUNVME_OPS_E4M3)
-            wgmma_e4m3(sums, xi, yi, accumulate);
-        else if constexpr (DTYPE == GPUNVME_OPS_E5M2)
-            wgmma_e5m2(sums, xi, yi, accumulate);
+        if constexpr (DTYPE >= GPUNVME_OPS_E4M3)
+            wgmma_fp8<DTYPE>(sums, xi, yi, accumulate);
         else if (DTYPE == GPUNVME_OPS_F16)
             wgmma_f16<MN_A, MN_B>(sums, xi, yi, accumulate);
         else
@@ -88,7 +116,7 @@ static __device__ __forceinline__ void add_part(float (&sums)[TILE_N / 2], const
             sums[p * 64 + i] += part[i];
 }
 
-/* NEW: the part begins by wgmma_*_new(). Otherwise `never` is as below. */
+/* NEW: the part begins by wgmma_fp8_new(). Otherwise `never` is as below. */
 template <int DTYPE, int NEW>
 static __device__ __forceinline__ void multiply_part(float (&part)[64], uint32_t a, uint32_t b,
                                                      int never)
@@ -100,14 +128,10 @@ static __device__ __forceinline__ void multiply_part(float (&part)[64], uint32_t
     for (int i = 0; i < 4; i++) {
         uint64_t xi = x + i * hopper_descriptor_step(0), yi = y + i * hopper_descriptor_step(0);
 
-        if (NEW && !i && DTYPE == GPUNVME_OPS_E4M3)
-            wgmma_e4m3_new(part, xi, yi);
-        else if (NEW && !i)
-            wgmma_e5m2_new(part, xi, yi);
-        else if (DTYPE == GPUNVME_OPS_E4M3)
-            wgmma_e4m3(part, xi, yi, i ? 1 : never);
+        if (NEW && !i)
+            wgmma_fp8_new<DTYPE>(part, xi, yi);
         else
-            wgmma_e5m2(part, xi, yi, i ? 1 : never);
+            wgmma_fp8<DTYPE>(part, xi, yi, i ? 1 : never);
     }
     wgmma_commit();
 }

@@ -184,23 +184,26 @@ WGMMA_BOTH_BY_REGISTERS("64", 32, WGMMA_SUMS_32, "{%32, %33, %34, %35}, %36", "%
  * Elements of 8 bits, 32 of k, both operands contiguous along k. The sums keep some 14 bits: what
  * is below is cut off.
  */
-#define WGMMA_FP8(name, type, cols, count, sums_named, operands, predicate)                        \
+#define WGMMA_FP8(name, types, cols, count, sums_named, operands, predicate)                       \
     static __device__ __forceinline__ void name(float(&sums)[count], uint64_t a, uint64_t b,       \
                                                 int accumulate)                                    \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\n"                        \
-                     "wgmma.mma_async.sync.aligned.m64n" cols "k32.f32." type "." type             \
-                     " " sums_named ", " operands ", p, 1, 1;\n}"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k32.f32." types " " sums_named      \
+                     ", " operands ", p, 1, 1;\n}"                                                 \
                      : WGMMA_ALL_##count(sums)                                                     \
                      : "l"(a), "l"(b), "r"(accumulate));                                           \
     }
-#define WGMMA_BOTH_FP8(...)                                                                        \
-    WGMMA_FP8(wgmma_e4m3, "e4m3", __VA_ARGS__) WGMMA_FP8(wgmma_e5m2, "e5m2", __VA_ARGS__)
+#define WGMMA_ALL_FP8(...)                                                                         \
+    WGMMA_FP8(wgmma_e4m3, "e4m3.e4m3", __VA_ARGS__)                                                \
+    WGMMA_FP8(wgmma_e5m2, "e5m2.e5m2", __VA_ARGS__)                                                \
+    WGMMA_FP8(wgmma_e4m3_e5m2, "e4m3.e5m2", __VA_ARGS__)                                           \
+    WGMMA_FP8(wgmma_e5m2_e4m3, "e5m2.e4m3", __VA_ARGS__)
 
-WGMMA_BOTH_FP8("256", 128, WGMMA_SUMS, "%128, %129", "%130")
-WGMMA_BOTH_FP8("128", 64, WGMMA_SUMS_64, "%64, %65", "%66")
-WGMMA_BOTH_FP8("16", 8, WGMMA_SUMS_8, "%8, %9", "%10")
-WGMMA_FP8(wgmma_e4m3, "e4m3", "96", 48, WGMMA_SUMS_48, "%48, %49", "%50")
+WGMMA_ALL_FP8("256", 128, WGMMA_SUMS, "%128, %129", "%130")
+WGMMA_ALL_FP8("128", 64, WGMMA_SUMS_64, "%64, %65", "%66")
+WGMMA_ALL_FP8("16", 8, WGMMA_SUMS_8, "%8, %9", "%10")
+WGMMA_FP8(wgmma_e4m3, "e4m3.e4m3", "96", 48, WGMMA_SUMS_48, "%48, %49", "%50")
 
 /*
  * Likewise with A from registers: byte i of a[2 g + h] of lane l of warp w has k = 16 g + 4 (l % 4)
@@ -216,18 +219,20 @@ static __device__ __forceinline__ void wgmma_e4m3_by_registers(float (&sums)[64]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-#define WGMMA_FP8_NEW(name, type, cols, count, sums_named, operands)                               \
+#define WGMMA_FP8_NEW(name, types, cols, count, sums_named, operands)                              \
     static __device__ __forceinline__ void name##_new(float(&sums)[count], uint64_t a, uint64_t b) \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                    \
-                     "wgmma.mma_async.sync.aligned.m64n" cols "k32.f32." type "." type             \
-                     " " sums_named ", " operands ", p, 1, 1;\n}"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" cols "k32.f32." types " " sums_named      \
+                     ", " operands ", p, 1, 1;\n}"                                                 \
                      : WGMMA_NEW_##count(sums)                                                     \
                      : "l"(a), "l"(b));                                                            \
     }
 
-WGMMA_FP8_NEW(wgmma_e4m3, "e4m3", "128", 64, WGMMA_SUMS_64, "%64, %65")
-WGMMA_FP8_NEW(wgmma_e5m2, "e5m2", "128", 64, WGMMA_SUMS_64, "%64, %65")
+WGMMA_FP8_NEW(wgmma_e4m3, "e4m3.e4m3", "128", 64, WGMMA_SUMS_64, "%64, %65")
+WGMMA_FP8_NEW(wgmma_e5m2, "e5m2.e5m2", "128", 64, WGMMA_SUMS_64, "%64, %65")
+WGMMA_FP8_NEW(wgmma_e4m3_e5m2, "e4m3.e5m2", "128", 64, WGMMA_SUMS_64, "%64, %65")
+WGMMA_FP8_NEW(wgmma_e5m2_e4m3, "e5m2.e4m3", "128", 64, WGMMA_SUMS_64, "%64, %65")
 
 static __device__ __forceinline__ void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b,
                                                   int accumulate)

@@ -19,7 +19,7 @@ static struct cpu_product product_of(const struct gpunvme_matmul *p, int64_t ind
         .n = p->n,
         .k = p->alpha == 0 ? 0 : p->k,
         .a = operand(p->a, p->lda, p->transpose_a, p->dtype),
-        .b = operand(p->b, p->ldb, p->transpose_b, p->dtype),
+        .b = operand(p->b, p->ldb, p->transpose_b, p->dtype_b),
         .c = p->c,
         .ldc = p->ldc,
         .dtype = p->out_dtype,
@@ -33,7 +33,7 @@ static struct cpu_product product_of(const struct gpunvme_matmul *p, int64_t ind
         return x;
     if (x.k) {
         x.a.data = cpu_at(p->a, index * p->stride_a, p->dtype);
-        x.b.data = cpu_at(p->b, index * p->stride_b, p->dtype);
+        x.b.data = cpu_at(p->b, index * p->stride_b, p->dtype_b);
         if (x.scale_a.data)
             x.scale_a.data += index * x.scale_a.stride;
         if (x.scale_b.data)

@@ -39,6 +39,7 @@ static struct cuda_product product_of(const struct ops_call *call)
         .alpha = p->alpha,
         .beta = p->beta,
         .dtype = p->dtype,
+        .dtype_b = p->dtype_b,
         .compute = p->compute,
         .out_dtype = p->out_dtype,
         .scale_a = matmul_scales_a(p),

@@ -247,7 +247,7 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
     struct sides s = sides_of(p);
     const void *kernel =
         cuda_is_fp8(p->dtype)
-            ? hopper_fp8_kernel(p->dtype, sums_of(p), width_of(p))
+            ? hopper_fp8_kernel(p->dtype, p->dtype_b, sums_of(p), width_of(p))
             : hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b), width_of(p));
     struct hopper_grid grid = grid_of(p, &s);
     char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s.a) : NULL;

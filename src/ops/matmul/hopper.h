@@ -36,8 +36,8 @@ const void *hopper_tf32_kernel(int mn_a, int mn_b);
 /* How sums of fp8 are made: in f32 every 128 of k, without or with scales by block, or fast. */
 enum hopper_sums { HOPPER_SUMS_F32, HOPPER_SUMS_BY_BLOCK, HOPPER_SUMS_FAST };
 
-/* For fp8, both operands contiguous along k, tiles 128 or 256 wide. */
-const void *hopper_fp8_kernel(int dtype, enum hopper_sums sums, int width);
+/* For fp8 of A and B, both contiguous along k, tiles 128 or 256 wide. */
+const void *hopper_fp8_kernel(int dtype_a, int dtype_b, enum hopper_sums sums, int width);
 
 /*
  * Copies an operand of `lines` x k elements, wherever they lie, to rows of `pitch` elements that

@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 #endif
 }
 
-const void *hopper_fp8_kernel(int dtype, enum hopper_sums sums, int width)
+const void *hopper_fp8_kernel(int dtype_a, int dtype_b, enum hopper_sums sums, int width)
 {
 #define WIDTHS(dtype, sums)                                                                        \
     {                                                                                              \
@@ -167,7 +167,10 @@ const void *hopper_fp8_kernel(int dtype, enum hopper_sums sums, int width)
         WIDTHS(dtype, HOPPER_SUMS_F32), WIDTHS(dtype, HOPPER_SUMS_BY_BLOCK),                       \
             WIDTHS(dtype, HOPPER_SUMS_FAST)                                                        \
     }
-    static const void *const kernels[2][3][2] = {SUMS(GPUNVME_OPS_E4M3), SUMS(GPUNVME_OPS_E5M2)};
+    static const void *const kernels[2][2][3][2] = {
+        {SUMS(GPUNVME_OPS_E4M3), SUMS(HOPPER_E4M3_E5M2)},
+        {SUMS(HOPPER_E5M2_E4M3), SUMS(GPUNVME_OPS_E5M2)}};
 
-    return kernels[dtype == GPUNVME_OPS_E5M2][sums][width == HOPPER_TILE_N];
+    return kernels[dtype_a == GPUNVME_OPS_E5M2][dtype_b == GPUNVME_OPS_E5M2][sums]
+                  [width == HOPPER_TILE_N];
 }

@@ -3,7 +3,7 @@
  * The rung "skinny" for fp8 on sm_90a, both operands contiguous along k. A warp has no instruction
  * for fp8 there but conversions, which cost more than memory does. So the copy engine fills a ring
  * in shared memory, and wgmma multiplies 64 lines of the large matrix by 16 of the small one: four
- * instructions for 8 KiB. Two blocks a multiprocessor have 128 KiB of the large matrix in flight.
+ * instructions for 8 KiB. A block has 64 KiB of the large matrix in flight.
  * As in hopper_fp8.cu the sums of each 128 of k are added in f32, times scales by block.
  *
  * Blocks of a cluster share the k of the same lines.
@@ -53,12 +53,8 @@ static __device__ __forceinline__ void multiply_step(float (&sums)[8], uint32_t 
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (DTYPE == GPUNVME_OPS_E4M3)
-            wgmma_e4m3(sums, w + i * hopper_descriptor_step(0), x + i * hopper_descriptor_step(0),
-                       i > 0);
-        else
-            wgmma_e5m2(sums, w + i * hopper_descriptor_step(0), x + i * hopper_descriptor_step(0),
-                       i > 0);
+        wgmma_fp8<DTYPE>(sums, w + i * hopper_descriptor_step(0), x + i * hopper_descriptor_step(0),
+                         i > 0);
     wgmma_commit();
     wgmma_wait_for(sums);
 }
@@ -71,9 +67,8 @@ static __device__ __forceinline__ int own_line(void)
 
 /* By the warps that multiply: column c of line l becomes out[c * LINES + l]. */
 template <int DTYPE, int BY_BLOCK>
-static __device__ __forceinline__ void multiply_all(float *out, const part &x,
-                                                    const lane_scales<2> &of_w,
-                                                    const lane_scales<4> &of_x)
+static __device__ __forceinline__ void
+multiply_all(float *out, const part &x, const lane_scales<2> &of_w, const lane_scales<4> &of_x)
 {
     float sums[8] = {};
 
@@ -154,16 +149,25 @@ static __global__ void __launch_bounds__(THREADS, 2)
 gpunvme_ops_status_t skinny_launch_copied(const struct skinny_copied *work, int cluster,
                                           void *stream, struct cuda_launch *out)
 {
+#define KERNELS(dtype)                                                                             \
+    {                                                                                              \
+        multiply<dtype, 0>, multiply<dtype, 1>                                                     \
+    }
+    static void (*const kernels[2][2][2])(skinny_copied) = {
+        {KERNELS(GPUNVME_OPS_E4M3), KERNELS(HOPPER_E4M3_E5M2)},
+        {KERNELS(HOPPER_E5M2_E4M3), KERNELS(GPUNVME_OPS_E5M2)}};
     const skinny_work &s = work->skinny;
     const cuda_product &p = s.product;
     int by_block = p.scale_a.step_k || p.scale_b.step_k;
-    auto *kernel = p.dtype == GPUNVME_OPS_E4M3
-                       ? (by_block ? multiply<GPUNVME_OPS_E4M3, 1> : multiply<GPUNVME_OPS_E4M3, 0>)
-                       : (by_block ? multiply<GPUNVME_OPS_E5M2, 1> : multiply<GPUNVME_OPS_E5M2, 0>);
+    int of_w = s.w_is_b ? p.dtype_b : p.dtype, of_x = s.w_is_b ? p.dtype : p.dtype_b;
+    auto *kernel = kernels[of_w == GPUNVME_OPS_E5M2][of_x == GPUNVME_OPS_E5M2][by_block];
     int64_t blocks = (s.w.lines + LINES - 1) / LINES * p.batch * cluster;
-    const cuda_tiling tiling = {s.w_is_b ? COLS : LINES, s.w_is_b ? LINES : COLS,
-                                s.w_is_b ? COLS : LINES, s.w_is_b ? LINES : COLS,
-                                THREADS, NBYTES};
+    const cuda_tiling tiling = {s.w_is_b ? COLS : LINES,
+                                s.w_is_b ? LINES : COLS,
+                                s.w_is_b ? COLS : LINES,
+                                s.w_is_b ? LINES : COLS,
+                                THREADS,
+                                NBYTES};
     gpunvme_ops_status_t status = cuda_allow_shared((const void *)kernel, NBYTES);
 
     if (status)

@@ -5,7 +5,7 @@
  */
 #include "ops/matmul/matmul.h"
 
-OPS_ABI_SIZE(gpunvme_matmul, 160);
+OPS_ABI_SIZE(gpunvme_matmul, 168);
 OPS_ABI_SIZE(gpunvme_matmul_metrics, 96);
 
 static double flops(const struct gpunvme_matmul *p)
@@ -16,6 +16,11 @@ static double flops(const struct gpunvme_matmul *p)
 static int is_fp8(const struct gpunvme_matmul *p)
 {
     return p->dtype == GPUNVME_OPS_E4M3 || p->dtype == GPUNVME_OPS_E5M2;
+}
+
+int matmul_dtype_b(const struct gpunvme_matmul *p)
+{
+    return p->dtype_b ? p->dtype_b : p->dtype;
 }
 
 /* Of an operand with so many lines, `block` of which share a scale by block. */
@@ -76,7 +81,7 @@ static void describe(const struct gpunvme_matmul *p, struct ops_spans *spans)
             {"A", p->a, p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda,
              p->batch, p->stride_a, p->dtype, 0, no_product},
             {"B", p->b, p->transpose_b ? p->n : p->k, p->transpose_b ? p->k : p->n, p->ldb,
-             p->batch, p->stride_b, p->dtype, 0, no_product},
+             p->batch, p->stride_b, matmul_dtype_b(p), 0, no_product},
             {"C", p->c, p->transpose_c ? p->n : p->m, p->transpose_c ? p->m : p->n, p->ldc,
              p->batch, p->stride_c, p->out_dtype, 1, nothing},
         }};
@@ -86,6 +91,9 @@ static void describe(const struct gpunvme_matmul *p, struct ops_spans *spans)
 
 static gpunvme_ops_status_t check_fp8(const struct gpunvme_matmul *p)
 {
+    if (matmul_dtype_b(p) < GPUNVME_OPS_E4M3)
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "A is %s and B %s: B can be e4m3 or e5m2",
+                        gpunvme_ops_dtype_name(p->dtype), gpunvme_ops_dtype_name(p->dtype_b));
     if (p->scaling != GPUNVME_MATMUL_SCALE_BLOCK)
         return GPUNVME_OPS_OK;
     if (p->transpose_c)
@@ -112,6 +120,8 @@ static gpunvme_ops_status_t check_enums(const struct gpunvme_matmul *p)
         {"transpose_c", p->transpose_c, 2},
         {"scaling", p->scaling, GPUNVME_MATMUL_NSCALINGS},
         {"fast_sums", p->fast_sums, 2},
+        {"dtype_b", p->dtype_b, GPUNVME_OPS_NALLDTYPES},
+        {"reserved", p->reserved, 1},
     };
 
     for (size_t i = 0; i < sizeof(enums) / sizeof(enums[0]); i++) {
@@ -126,6 +136,9 @@ static gpunvme_ops_status_t check_enums(const struct gpunvme_matmul *p)
         return ops_fail(GPUNVME_OPS_ERR_INVALID,
                         "scale_a, scale_b, scaling and fast_sums are for e4m3 and e5m2, not %s",
                         gpunvme_ops_dtype_name(p->dtype));
+    if (matmul_dtype_b(p) != p->dtype)
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "A is %s and B %s: of these types both are the same",
+                        gpunvme_ops_dtype_name(p->dtype), gpunvme_ops_dtype_name(p->dtype_b));
     if (p->out_dtype != GPUNVME_OPS_F32 && p->out_dtype != p->dtype)
         return ops_fail(GPUNVME_OPS_ERR_DTYPE, "C is %s: from %s it can be that, or f32",
                         gpunvme_ops_dtype_name(p->out_dtype), gpunvme_ops_dtype_name(p->dtype));
@@ -137,9 +150,12 @@ struct gpunvme_matmul matmul_normal_form(const struct gpunvme_matmul *p)
 {
     struct gpunvme_matmul q = *p;
 
+    q.dtype_b = matmul_dtype_b(p);
     if (!p->transpose_c)
         return q;
     q.transpose_c = 0;
+    q.dtype = q.dtype_b;
+    q.dtype_b = p->dtype;
     q.m = p->n;
     q.n = p->m;
     q.a = p->b;

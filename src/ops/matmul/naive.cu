@@ -29,7 +29,7 @@ static __device__ __forceinline__ float multiply_fp8(const cuda_product &p, int6
 
     for (int64_t k = 0; k < p.k; k++)
         sum += scaled(p.a, p.scale_a, batch, i, k, i, k, p.dtype) *
-               scaled(p.b, p.scale_b, batch, k, j, j, k, p.dtype);
+               scaled(p.b, p.scale_b, batch, k, j, j, k, p.dtype_b);
     return sum;
 }
 

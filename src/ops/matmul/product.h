@@ -36,7 +36,8 @@ struct cuda_product {
     void *preact;     /* or NULL */
     int64_t ld_preact;
     float alpha, beta;
-    int dtype; /* of A, B, bias and preact */
+    int dtype;   /* of A, B, bias and preact */
+    int dtype_b; /* of fp8: of B */
     int compute;
     int out_dtype;
     int activation;

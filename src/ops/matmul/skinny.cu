@@ -319,7 +319,7 @@ static __device__ __forceinline__ void load_bytes(loaded &a, const source &w, in
 
 template <int DTYPE, int COLS>
 static __device__ __forceinline__ void add_bytes(float (&sums)[2][COLS / 8][4], const loaded &a,
-                                                 const source &x, int64_t k, int64_t end)
+                                                 const source &x, int of_x, int64_t k, int64_t end)
 {
     int line = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4 * 16;
     bool whole = x.vectors && x.k == 1 && k + OPS_SCALE_K <= end;
@@ -330,8 +330,8 @@ static __device__ __forceinline__ void add_bytes(float (&sums)[2][COLS / 8][4], 
 
 #pragma unroll
         for (int c = 0; c < COLS / 8; c++) {
-            unpacked b = unpack(
-                along_k<1, 16>(x, c * 8 + line, k + i / 2 * 64 + quarter, end, whole), DTYPE);
+            unpacked b =
+                unpack(along_k<1, 16>(x, c * 8 + line, k + i / 2 * 64 + quarter, end, whole), of_x);
 
 #pragma unroll
             for (int j = 0; j < 8; j += 2) {
@@ -345,7 +345,7 @@ static __device__ __forceinline__ void add_bytes(float (&sums)[2][COLS / 8][4], 
 
 template <int DTYPE, int COLS>
 static __device__ __forceinline__ void
-sum_bytes(float *out, const source &w, const source &x, const lane_scales<4> &of_w,
+sum_bytes(float *out, const source &w, const source &x, int dtype_x, const lane_scales<4> &of_w,
           const lane_scales<COLS / 4> &of_x, int64_t first, int64_t k, int64_t step, int64_t end)
 {
     int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
@@ -360,7 +360,7 @@ sum_bytes(float *out, const source &w, const source &x, const lane_scales<4> &of
 
         if (k + step < end)
             load_bytes(next, w, first, k + step, end);
-        add_bytes<DTYPE, COLS>(part, now, x, k, end);
+        add_bytes<DTYPE, COLS>(part, now, x, dtype_x, k, end);
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -542,7 +542,8 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work 
     wait_for_kernels_before();
     if constexpr (s::fp8)
         sum_bytes<DTYPE, COLS>(
-            own, w, x, find_scales<4>(of_w, batch, first + threadIdx.x % 32 / 4, 0, w.last_line),
+            own, w, x, work.w_is_b ? p.dtype : p.dtype_b,
+            find_scales<4>(of_w, batch, first + threadIdx.x % 32 / 4, 0, w.last_line),
             find_scales<COLS / 4>(of_x, batch, threadIdx.x % 4 * 2, 1, x.last_line), first,
             warp * s::depth, step, p.k);
     else
@@ -591,9 +592,12 @@ static gpunvme_ops_status_t launch_cols(const skinny_work &work, int cluster, vo
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *out)
 {
-    if (work->product.dtype == GPUNVME_OPS_E4M3)
+    int of_w = work->w_is_b && cuda_is_fp8(work->product.dtype) ? work->product.dtype_b
+                                                                : work->product.dtype;
+
+    if (of_w == GPUNVME_OPS_E4M3)
         return launch_cols<GPUNVME_OPS_E4M3, 0>(*work, cluster, stream, out);
-    if (work->product.dtype == GPUNVME_OPS_E5M2)
+    if (of_w == GPUNVME_OPS_E5M2)
         return launch_cols<GPUNVME_OPS_E5M2, 0>(*work, cluster, stream, out);
     switch (work->product.dtype * 2 + (work->w.step_k != 1)) {
     case GPUNVME_OPS_F32 * 2:

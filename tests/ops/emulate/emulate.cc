@@ -809,8 +809,9 @@ static void add_up(int type, int mn_b, float *sums, uint32_t count, const float 
     }
 }
 
-void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
-                   uint64_t b, int accumulate)
+/* `type` is A's, `type_b` B's; both have as many bits. */
+static void multiply(int type, int type_b, int mn_a, int mn_b, float *sums, uint32_t count,
+                     uint64_t a, uint64_t b, int accumulate)
 {
     uint32_t row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     uint32_t depth = type == EMULATE_TF32 ? 8 : type >= EMULATE_E4M3 ? 32 : 16;
@@ -818,7 +819,19 @@ void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, ui
 
     for (uint32_t h = 0; h < 2; h++)
         described(type, mn_a, a, row + 8 * h, depth, x[h]);
-    add_up(type, mn_b, sums, count, x, depth, b, accumulate);
+    add_up(type_b, mn_b, sums, count, x, depth, b, accumulate);
+}
+
+void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
+                   uint64_t b, int accumulate)
+{
+    multiply(type, type, mn_a, mn_b, sums, count, a, b, accumulate);
+}
+
+void emulate_wgmma8(int type_a, int type_b, float *sums, uint32_t count, uint64_t a, uint64_t b,
+                    int accumulate)
+{
+    multiply(type_a, type_b, 0, 0, sums, count, a, b, accumulate);
 }
 
 /* Rows l / 4 + 8 h of the warp's: lane l has elements l % 4 + 4 g of them in its registers. */

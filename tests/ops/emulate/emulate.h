@@ -336,6 +336,10 @@ void tensor_store(const void *map, uint32_t from, int x, int y, int z);
 void emulate_wgmma(int type, int mn_a, int mn_b, float *sums, uint32_t count, uint64_t a,
                    uint64_t b, int accumulate);
 
+/* Of 8 bits; B may be of another type. */
+void emulate_wgmma8(int type_a, int type_b, float *sums, uint32_t count, uint64_t a, uint64_t b,
+                    int accumulate);
+
 /* With A from registers, of 16 or 8 bits. */
 void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count, const uint32_t *a,
                                 uint64_t b, int accumulate);
@@ -465,33 +469,28 @@ static inline void wgmma_bf16_by_registers(float (&sums)[COUNT], const uint32_t 
     emulate_wgmma_by_registers(EMULATE_BF16, MN_B, sums, COUNT, a, b, accumulate);
 }
 
-template <int COUNT>
-static inline void wgmma_e4m3(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
-{
-    emulate_wgmma(EMULATE_E4M3, 0, 0, sums, COUNT, a, b, accumulate);
-}
+#define EMULATE_WGMMA8(name, a_, b_)                                                               \
+    template <int COUNT>                                                                           \
+    static inline void name(float(&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)           \
+    {                                                                                              \
+        emulate_wgmma8(a_, b_, sums, COUNT, a, b, accumulate);                                     \
+    }                                                                                              \
+    template <int COUNT>                                                                           \
+    static inline void name##_new(float(&sums)[COUNT], uint64_t a, uint64_t b)                     \
+    {                                                                                              \
+        emulate_wgmma8(a_, b_, sums, COUNT, a, b, 0);                                              \
+    }
+
+EMULATE_WGMMA8(wgmma_e4m3, EMULATE_E4M3, EMULATE_E4M3)
+EMULATE_WGMMA8(wgmma_e5m2, EMULATE_E5M2, EMULATE_E5M2)
+EMULATE_WGMMA8(wgmma_e4m3_e5m2, EMULATE_E4M3, EMULATE_E5M2)
+EMULATE_WGMMA8(wgmma_e5m2_e4m3, EMULATE_E5M2, EMULATE_E4M3)
 
 template <int COUNT>
 static inline void wgmma_e4m3_by_registers(float (&sums)[COUNT], const uint32_t *a, uint64_t b,
                                            int accumulate)
 {
     emulate_wgmma_by_registers(EMULATE_E4M3, 0, sums, COUNT, a, b, accumulate);
-}
-
-template <int COUNT>
-static inline void wgmma_e5m2(float (&sums)[COUNT], uint64_t a, uint64_t b, int accumulate)
-{
-    emulate_wgmma(EMULATE_E5M2, 0, 0, sums, COUNT, a, b, accumulate);
-}
-
-template <int COUNT> static inline void wgmma_e4m3_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
-{
-    emulate_wgmma(EMULATE_E4M3, 0, 0, sums, COUNT, a, b, 0);
-}
-
-template <int COUNT> static inline void wgmma_e5m2_new(float (&sums)[COUNT], uint64_t a, uint64_t b)
-{
-    emulate_wgmma(EMULATE_E5M2, 0, 0, sums, COUNT, a, b, 0);
 }
 
 static inline void wgmma_tf32(float (&sums)[128], uint64_t a, uint64_t b, int accumulate)

@@ -115,30 +115,52 @@ static void put_cache(struct on_device *d, const struct cache *c, int64_t batch,
     *lengths = put(d, *lengths, (size_t)batch * sizeof(int32_t), false);
 }
 
-static void run(const char *variant, const struct problem *p, const struct cache *c)
-{
-    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
-    struct gpunvme_attention_paged x = paged_of(p, c);
-    struct on_device d = {.count = 0};
-    const void *k = x.attention.k, *v = x.attention.v;
-    const int32_t *lengths = x.attention.k_lengths;
+/* A call, with all that it needs on the device. */
+struct call {
+    struct gpunvme_attention_paged x;
+    struct gpunvme_ops_exec exec;
+    struct on_device d;
     struct workspace w;
+};
+
+static void prepare(struct call *call, const char *variant, const struct problem *p,
+                    const struct cache *c)
+{
+    struct gpunvme_attention_paged *x = &call->x;
+    const void *k, *v;
+    const int32_t *lengths;
     size_t nbytes = 77;
 
-    put_cache(&d, c, p->r->batch, &k, &v, &x.block_table, &lengths, false);
-    x.attention.k = x.attention.v = NULL;
-    x.attention.k_lengths = NULL;
-    put_attention(&d, p, &x.attention, true);
-    x.attention.k = k;
-    x.attention.v = v;
-    x.attention.k_lengths = lengths;
-    expect_ok(gpunvme_attention_paged_workspace(&x, &exec, &nbytes));
-    w = workspace_new(nbytes);
-    exec.workspace = w.data;
-    exec.workspace_nbytes = w.nbytes;
-    expect_ok(gpunvme_attention_paged(&x, &exec));
-    take_back(&d);
-    workspace_free(&w);
+    *call = (struct call){.x = paged_of(p, c), .exec = {.device = TEST_DEVICE, .variant = variant}};
+    k = x->attention.k;
+    v = x->attention.v;
+    lengths = x->attention.k_lengths;
+    put_cache(&call->d, c, p->r->batch, &k, &v, &x->block_table, &lengths, false);
+    x->attention.k = x->attention.v = NULL;
+    x->attention.k_lengths = NULL;
+    put_attention(&call->d, p, &x->attention, true);
+    x->attention.k = k;
+    x->attention.v = v;
+    x->attention.k_lengths = lengths;
+    expect_ok(gpunvme_attention_paged_workspace(x, &call->exec, &nbytes));
+    call->w = workspace_new(nbytes);
+    call->exec.workspace = call->w.data;
+    call->exec.workspace_nbytes = call->w.nbytes;
+}
+
+static void end(struct call *call)
+{
+    take_back(&call->d);
+    workspace_free(&call->w);
+}
+
+static void run(const char *variant, const struct problem *p, const struct cache *c)
+{
+    struct call call;
+
+    prepare(&call, variant, p, c);
+    expect_ok(gpunvme_attention_paged(&call.x, &call.exec));
+    end(&call);
 }
 
 /* A variant need not take all sizes, nor rows that are not aligned. */
@@ -212,6 +234,24 @@ static void aligned(struct request r, int64_t page_size, enum layout layout)
  * A cache of latent vectors (MLA): V is the first dim_v channels of K. The first of several
  * sequences is empty, and the last has k_len keys.
  */
+static struct cache latent_cache(struct problem *p, int64_t page_size, int64_t pad)
+{
+    const struct request *r = p->r;
+    struct cache c;
+
+    p->k_lengths = integers_new(r->batch);
+    for (int64_t b = 0; b < r->batch; b++) {
+        p->k_lengths[b] = (int32_t)length_of(r->k_len, b, r->batch);
+        for (int64_t j = 0; j < r->k_len; j++)
+            copy_row(&p->v, (struct place){b, j}, &p->k, (struct place){b, j});
+    }
+    c = padded_cache(p, page_size, BSHD, pad, pad);
+    free(c.v.block);
+    c.v = c.k;
+    c.v.dim = r->dim_v;
+    return c;
+}
+
 static void latent(struct request r, int64_t page_size, int64_t pad)
 {
     struct problem p;
@@ -220,16 +260,7 @@ static void latent(struct request r, int64_t page_size, int64_t pad)
     r.kv_heads = r.kv_heads ? r.kv_heads : 1;
     r = with_defaults(r);
     p = problem_new(&r, &rng);
-    p.k_lengths = integers_new(r.batch);
-    for (int64_t b = 0; b < r.batch; b++) {
-        p.k_lengths[b] = (int32_t)length_of(r.k_len, b, r.batch);
-        for (int64_t j = 0; j < r.k_len; j++)
-            copy_row(&p.v, (struct place){b, j}, &p.k, (struct place){b, j});
-    }
-    c = padded_cache(&p, page_size, BSHD, pad, pad);
-    free(c.v.block);
-    c.v = c.k;
-    c.v.dim = r.dim_v;
+    c = latent_cache(&p, page_size, pad);
     if (r.aligned && page_size % 16 == 0 &&
         variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "mla", r.dtype, 0))
         assert_false(refused("mla", &p, &c));
@@ -757,70 +788,137 @@ static void pages_that_are_not_there_are_refused(void **state)
     problem_free(&p);
 }
 
-#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
-/* A step of decoding that is captured once is replayed as the lengths grow. */
-static void a_captured_step_follows_the_lengths(void **state)
+#ifdef OPS_TEST_CUDA
+/* One query of each of five sequences that have up to k_len keys. */
+static struct request decoding(int64_t k_len, int64_t heads, int64_t kv_heads, int64_t dim,
+                               int64_t dim_v)
 {
-    struct request r = with_defaults((struct request){.batch = 5,
-                                                      .heads = 8,
-                                                      .kv_heads = 2,
-                                                      .dim = 64,
-                                                      .q_len = 1,
-                                                      .k_len = 3001,
-                                                      .dtype = GPUNVME_OPS_BF16,
-                                                      .out_dtype = GPUNVME_OPS_BF16,
-                                                      .causal = true});
+    return with_defaults((struct request){.batch = 5,
+                                          .heads = heads,
+                                          .kv_heads = kv_heads,
+                                          .dim = dim,
+                                          .dim_v = dim_v,
+                                          .q_len = 1,
+                                          .k_len = k_len,
+                                          .dtype = GPUNVME_OPS_BF16,
+                                          .out_dtype = GPUNVME_OPS_BF16,
+                                          .causal = true,
+                                          .aligned = true});
+}
+
+static void read_results(const struct call *call, struct problem *p)
+{
+    assert_int_equal(
+        cudaMemcpy(p->out.block, call->x.attention.out, p->out.nbytes, cudaMemcpyDeviceToHost), 0);
+    assert_int_equal(
+        cudaMemcpy(p->lse.block, call->x.attention.lse, p->lse.nbytes, cudaMemcpyDeviceToHost), 0);
+}
+
+/* Also what the call before left there. */
+static void call_with_any_workspace(const char *variant, struct problem *p, const struct cache *c)
+{
+    static const int bytes[] = {0xff, -1, 0, -1, -1, 0x3f};
+    struct call call;
+
+    if (!variant_takes(GPUNVME_OPS_ATTENTION_PAGED, variant, p->r->dtype, 0))
+        return;
+    make_references(p);
+    fill(p, c);
+    prepare(&call, variant, p, c);
+    for (size_t i = 0; i < sizeof(bytes) / sizeof(bytes[0]); i++) {
+        if (bytes[i] >= 0)
+            assert_int_equal(cudaMemset(call.w.data, bytes[i], call.w.nbytes), 0);
+        assert_int_equal(cudaMemset(call.x.attention.out, 0xff, p->out.nbytes), 0);
+        expect_ok(gpunvme_attention_paged(&call.x, &call.exec));
+        read_results(&call, p);
+        compare_out(variant, p);
+    }
+    end(&call);
+}
+
+static void a_workspace_may_hold_anything(void **state)
+{
+    struct request r = decoding(700, 8, 2, 64, 64), of_latent = decoding(400, 128, 1, 576, 512);
     struct problem p = problem_new(&r, &rng);
     struct cache c = padded_cache(&p, 16, BSHD, 0, 0);
-    struct gpunvme_ops_exec exec = {.device = GPUNVME_OPS_CUDA, .variant = "decode"};
-    struct gpunvme_attention_paged x = paged_of(&p, &c);
-    struct on_device d = {.count = 0};
-    const void *k = x.attention.k, *v = x.attention.v;
-    const int32_t *lengths = x.attention.k_lengths;
-    int32_t all[3][5] = {{3001, 0, 1, 64, 2000}, {1, 1, 1, 1, 1}, {7, 3001, 3001, 65, 127}};
-    struct workspace w;
+
+    (void)state;
+    call_with_any_workspace("decode", &p, &c);
+    cache_free(&c);
+    problem_free(&p);
+    p = problem_new(&of_latent, &rng);
+    c = latent_cache(&p, 16, 0);
+    call_with_any_workspace("mla", &p, &c);
+    cache_free(&c);
+    problem_free(&p);
+}
+#endif
+
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+/* A step that was captured is replayed with each of these lengths, of five sequences. */
+static void replay(const char *variant, struct problem *p, const struct cache *c,
+                   int32_t (*lengths)[5], int count)
+{
+    int32_t *own = p->k_lengths;
+    struct call call;
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t step;
 
-    (void)state;
-    fill(&p, &c);
-    put_cache(&d, &c, r.batch, &k, &v, &x.block_table, &lengths, false);
-    x.attention.k = x.attention.v = NULL;
-    x.attention.k_lengths = NULL;
-    put_attention(&d, &p, &x.attention, true);
-    x.attention.k = k;
-    x.attention.v = v;
-    x.attention.k_lengths = lengths;
-    expect_ok(gpunvme_attention_paged_workspace(&x, &exec, &exec.workspace_nbytes));
-    w = workspace_new(exec.workspace_nbytes);
-    exec.workspace = w.data;
+    fill(p, c);
+    prepare(&call, variant, p, c);
     assert_int_equal(cudaStreamCreate(&stream), 0);
-    exec.stream = stream;
+    call.exec.stream = stream;
     assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), 0);
-    expect_ok(gpunvme_attention_paged(&x, &exec));
+    expect_ok(gpunvme_attention_paged(&call.x, &call.exec));
     assert_int_equal(cudaStreamEndCapture(stream, &graph), 0);
     assert_int_equal(cudaGraphInstantiate(&step, graph, 0), 0);
-    for (int i = 0; i < 3; i++) {
-        p.k_lengths = all[i];
-        make_references(&p);
-        assert_int_equal(
-            cudaMemcpy((void *)(uintptr_t)lengths, all[i], sizeof(all[i]), cudaMemcpyHostToDevice),
-            0);
+    for (int i = 0; i < count; i++) {
+        p->k_lengths = lengths[i];
+        make_references(p);
+        assert_int_equal(cudaMemcpy((void *)(uintptr_t)call.x.attention.k_lengths, lengths[i],
+                                    sizeof(lengths[i]), cudaMemcpyHostToDevice),
+                         0);
+        assert_int_equal(cudaMemset(call.x.attention.out, 0xff, p->out.nbytes), 0);
+        assert_int_equal(cudaGraphLaunch(step, stream), 0);
         assert_int_equal(cudaGraphLaunch(step, stream), 0);
         assert_int_equal(cudaStreamSynchronize(stream), 0);
-        assert_int_equal(
-            cudaMemcpy(p.out.block, x.attention.out, p.out.nbytes, cudaMemcpyDeviceToHost), 0);
-        assert_int_equal(
-            cudaMemcpy(p.lse.block, x.attention.lse, p.lse.nbytes, cudaMemcpyDeviceToHost), 0);
-        compare_out("decode in a graph", &p);
+        read_results(&call, p);
+        compare_out("decode in a graph", p);
     }
-    p.k_lengths = NULL;
+    p->k_lengths = own;
     assert_int_equal(cudaGraphExecDestroy(step), 0);
     assert_int_equal(cudaGraphDestroy(graph), 0);
     assert_int_equal(cudaStreamDestroy(stream), 0);
-    take_back(&d);
-    workspace_free(&w);
+    end(&call);
+}
+
+static void a_captured_step_follows_the_lengths(void **state)
+{
+    int32_t lengths[3][5] = {{3001, 0, 1, 64, 2000}, {1, 1, 1, 1, 1}, {7, 3001, 3001, 65, 127}};
+    struct request r = decoding(3001, 8, 2, 64, 64);
+    struct problem p = problem_new(&r, &rng);
+    struct cache c = padded_cache(&p, 16, BSHD, 0, 0);
+
+    (void)state;
+    replay("decode", &p, &c, lengths, 3);
+    cache_free(&c);
+    problem_free(&p);
+}
+
+static void a_captured_step_of_latent_vectors_follows_the_lengths(void **state)
+{
+    int32_t lengths[3][5] = {{1500, 0, 1, 64, 700}, {1, 1, 1, 1, 1}, {7, 1500, 1499, 65, 127}};
+    struct request r = decoding(1500, 128, 1, 576, 512);
+    struct problem p;
+    struct cache c;
+
+    (void)state;
+    if (!variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "mla", r.dtype, 0))
+        skip();
+    p = problem_new(&r, &rng);
+    c = latent_cache(&p, 16, 0);
+    replay("mla", &p, &c, lengths, 3);
     cache_free(&c);
     problem_free(&p);
 }
@@ -847,8 +945,12 @@ int main(void)
         cmocka_unit_test(new_tokens_get_their_rows_and_nothing_else_is_written),
         cmocka_unit_test(appending_and_decoding_is_attention_of_the_whole),
         cmocka_unit_test(pages_that_are_not_there_are_refused),
+#ifdef OPS_TEST_CUDA
+        cmocka_unit_test(a_workspace_may_hold_anything),
+#endif
 #if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
         cmocka_unit_test(a_captured_step_follows_the_lengths),
+        cmocka_unit_test(a_captured_step_of_latent_vectors_follows_the_lengths),
 #endif
     };
 

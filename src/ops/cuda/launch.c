@@ -3,6 +3,7 @@
  * How kernels are launched, and what the CUDA runtime says of them.
  */
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "ops/core/operator.h"
@@ -94,6 +95,17 @@ gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes)
     return cuda_status(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)nbytes),
         "asking for shared memory");
+}
+
+/* Its steps can be undone, so different numbers stay different (Stafford's mixer). */
+uint64_t cuda_call_tag(void)
+{
+    static _Atomic uint64_t calls;
+    uint64_t x = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) + 0x6a09e667f3bcc909;
+
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
 }
 
 gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling *tiling,

@@ -6,6 +6,7 @@
 #define OPS_CUDA_LAUNCH_H
 
 #include <limits.h>
+#include <stdint.h>
 
 #include "ops/core/fail.h"
 
@@ -49,6 +50,9 @@ gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling 
 
 /* Shared memory beyond 48 KiB must be asked for before a launch. */
 gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes);
+
+/* Another number in each call of this process, which memory has only by chance. */
+uint64_t cuda_call_tag(void);
 
 /* Multiprocessors of the current device; 1 if it cannot tell. */
 int cuda_units(void);

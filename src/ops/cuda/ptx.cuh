@@ -270,6 +270,30 @@ static __device__ __forceinline__ void count_up(uint32_t *count)
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
 
+/* Likewise one of 64 bits; what was done before the others' counts is known here then. */
+static __device__ __forceinline__ uint64_t count_and_get(uint64_t *count)
+{
+    uint64_t before;
+
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;"
+                 : "=l"(before)
+                 : "l"(count)
+                 : "memory");
+    return before;
+}
+
+/* Global memory becomes `now` if it is `known`; returns what it was. */
+static __device__ __forceinline__ uint64_t exchange_if(uint64_t *at, uint64_t known, uint64_t now)
+{
+    uint64_t before;
+
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(at), "l"(known), "l"(now)
+                 : "memory");
+    return before;
+}
+
 /* mbarrier: a phase ends when all have arrived and all bytes expected have come. */
 static __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals)
 {

@@ -249,6 +249,26 @@ static inline void __threadfence(void)
 {
 }
 
+static inline void __nanosleep(unsigned)
+{
+}
+
+static inline uint64_t count_and_get(uint64_t *count)
+{
+    emulate_check_waited();
+    return (*count)++;
+}
+
+static inline uint64_t exchange_if(uint64_t *at, uint64_t known, uint64_t now)
+{
+    uint64_t before = *at;
+
+    emulate_check_waited();
+    if (before == known)
+        *at = now;
+    return before;
+}
+
 static inline unsigned atomicAdd(unsigned *to, unsigned x)
 {
     unsigned before = *to;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Decoding from pages: combines the parts of heads whose keys several blocks share. For each of
- * these blocks there are `slices` here, which do it for the head that it began. Their warps share
- * the rows, and where there are few rows, the parts of each.
+ * these blocks there is one here, which does it for the head that it began. Its warps share the
+ * rows, and where there are few rows, the parts of each.
  */
 #include "ops/attention/cuda/decode.cuh"
 #include "ops/cuda/warp.cuh"
@@ -92,13 +92,12 @@ static __global__ void __launch_bounds__(THREADS) combine(const __grid_constant_
 
     let_next_kernel_start();
     wait_for_kernels_before();
-    int block = blockIdx.x / w.slices, slice = blockIdx.x % w.slices;
-    split left = w.splits[block];
+    split left = w.splits[blockIdx.x];
     if (left.b < 0)
         return;
-    parts h = {extent_of(w.x, left.b), left.kv_head, block, left.last};
+    parts h = {extent_of(w.x, left.b), left.kv_head, (int)blockIdx.x, left.last};
     int warps = h.e.rows < WARPS ? WARPS / h.e.rows : 1, at_once = WARPS / warps;
-    for (int first = slice * at_once; first < h.e.rows; first += at_once * w.slices) {
+    for (int first = 0; first < h.e.rows; first += at_once) {
         int r = first + warp / warps;
         bool mine = r < h.e.rows && warp / warps < at_once;
 
@@ -116,7 +115,7 @@ gpunvme_ops_status_t decode_combine(const decode_work *w, void *stream)
 
     if (error)
         return cuda_status(error, "asking for shared memory");
-    LAUNCH_CLUSTERS(combine, (unsigned)(w->blocks * w->slices), 1, THREADS,
-                    THREADS * 5 * sizeof(float), stream, *w);
+    LAUNCH_CLUSTERS(combine, (unsigned)w->blocks, 1, THREADS, THREADS * 5 * sizeof(float), stream,
+                    *w);
     return cuda_attention_launched();
 }

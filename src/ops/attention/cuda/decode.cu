@@ -635,8 +635,7 @@ gpunvme_ops_status_t decode_run(const struct cuda_attention *x, void *workspace,
                            (split *)((char *)workspace + parts_nbytes(*x)),
                            decode_part(decode_rows(x), x->dim_v),
                            blocks_of(*x),
-                           x->scale * LOG2_E,
-                           1};
+                           x->scale * LOG2_E};
     gpunvme_ops_status_t status = x->dtype == GPUNVME_OPS_F16
                                       ? launch_of<GPUNVME_OPS_F16>(w, stream)
                                       : launch_of<GPUNVME_OPS_BF16>(w, stream);

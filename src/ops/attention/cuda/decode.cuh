@@ -6,8 +6,9 @@
  * The tiles of all sequences and heads of K have numbers: sequence after sequence, in those head
  * after head, in those along the keys. Each block takes as many tiles that follow each other, so no
  * length makes one block work longer than others. A head's tiles that several blocks share are a
- * *split* one: each of these leaves a part, and a second kernel combines them. A block has at most
- * two parts: of the head that the block before began, and of the one that it leaves to the next.
+ * *split* one: each of these leaves a part, which combine.cu and mla_combine.cuh combine. A block
+ * has at most two parts: of the head that the block before began, and of the one that it leaves to
+ * the next.
  * Lengths are read by the kernels alone.
  */
 #ifndef OPS_ATTENTION_CUDA_DECODE_CUH
@@ -27,11 +28,10 @@ struct split {
 struct decode_work {
     cuda_attention x;
     float *parts;
-    split *splits; /* of each block */
+    split *splits; /* of each block, for decode_combine() */
     int64_t part;  /* floats of one */
     int blocks;
     float scale2; /* scores times log2(e): all that follows is in powers of 2 */
-    int slices;   /* so many blocks combine a head */
 };
 
 /* Combines split heads, after the kernel that leaves their parts. */

@@ -16,7 +16,7 @@
  *    next are done, so that the tensor cores have work while those become P. A tile's halves have
  *    rings of their own: the first has two slots, the second, which is needed longer, three.
  *
- * Tiles are shared among clusters as in decode.cuh, and combine.cu combines parts.
+ * Tiles are shared among clusters as in decode.cuh, and mla_combine.cuh combines parts.
  */
 #include "ops/attention/cuda/hopper_rows.cuh"
 #include "ops/attention/cuda/mla.cuh"
@@ -424,6 +424,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         registers_give_back<32>();
         if (threadIdx.x < 32)
             produce(work, base);
+        else if (threadIdx.x < 64)
+            open_meetings(work, base);
     } else if (threadIdx.x < 256) {
         registers_take<160>();
         make_scores<DTYPE>(work, base);
@@ -431,6 +433,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         registers_take<160>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */
         add_up<DTYPE>(work, base, __shfl_sync(ALL_LANES, (int)threadIdx.x / 128 - 2, 0));
+        combine_parts(work, base);
     }
     __syncwarp();   /* the barrier takes warps whose threads come together */
     cluster_sync(); /* nobody leaves while another may write to it */
@@ -471,7 +474,7 @@ static size_t parts_nbytes(const cuda_attention &x)
 
 size_t mla_nbytes(const struct cuda_attention *x)
 {
-    return parts_nbytes(*x) + ops_workspace_part(1, 1, clusters_of(*x), sizeof(split));
+    return parts_nbytes(*x) + ops_workspace_part(1, clusters_of(*x), size_of(*x), sizeof(meeting));
 }
 
 static mla_work work_of(const cuda_attention &x, void *workspace)
@@ -481,13 +484,14 @@ static mla_work work_of(const cuda_attention &x, void *workspace)
 
     work.decode = {x,
                    (float *)workspace,
-                   (split *)((char *)workspace + parts_nbytes(x)),
+                   NULL,
                    decode_part(rows_of(x), x.dim_v),
                    clusters_of(x),
-                   x.scale * LOG2_E,
-                   (rows_of(x) + 15) / 16};
+                   x.scale * LOG2_E};
     work.decode.x.group = group;
     work.decode.x.kv_heads = x.heads / group;
+    work.meetings = (meeting *)((char *)workspace + parts_nbytes(x));
+    work.tag = cuda_call_tag() << MEETING_BITS;
     work.size = size_of(x);
     work.piece = x.page_size % (2 * MLA_PIECE) ? MLA_PIECE : 2 * MLA_PIECE;
     work.share = x.group / group;
@@ -514,6 +518,5 @@ gpunvme_ops_status_t mla_run(const struct cuda_attention *x, int64_t pages, void
         return status;
     LAUNCH_CLUSTERS(kernel, (unsigned)(work.decode.blocks * work.size), (unsigned)work.size,
                     (unsigned)THREADS, (size_t)SHARED_NBYTES, stream, work);
-    status = cuda_attention_launched();
-    return status ? status : decode_combine(&work.decode, stream);
+    return cuda_attention_launched();
 }

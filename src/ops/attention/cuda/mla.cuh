@@ -6,9 +6,8 @@
 #ifndef OPS_ATTENTION_CUDA_MLA_CUH
 #define OPS_ATTENTION_CUDA_MLA_CUH
 
-#include "ops/attention/cuda/decode.cuh"
 #include "ops/attention/cuda/hopper.h"
-#include "ops/attention/cuda/mla.h"
+#include "ops/attention/cuda/mla_combine.cuh"
 #include "ops/hopper/ring.cuh"
 
 static_assert((int)MLA_KEYS == (int)DECODE_TILE, "tiles have one size");
@@ -33,16 +32,24 @@ enum {
     READY = SCORED + RIGHT_SLOTS * 8,       /* P is there */
     PLANNED = READY + RIGHT_SLOTS * 8,      /* of runs, in turn */
     ENDS_EMPTY = PLANNED + 2 * 8,
-    BARRIERS_END = ENDS_EMPTY + 8,
+    SHARED_HEADS_FULL = ENDS_EMPTY + 8,
+    BARRIERS_END = SHARED_HEADS_FULL + 8,
     TILES_AT = (BARRIERS_END + 15) / 16 * 16,
     RUNS_AT = TILES_AT + RIGHT_SLOTS * 16,
     NEXT_AT = RUNS_AT + 2 * 32,
-    FACTORS_AT = NEXT_AT + 16, /* by which sums before a tile are multiplied */
+    SHARED_HEADS_AT = NEXT_AT + 16,
+    FACTORS_AT = SHARED_HEADS_AT + 48, /* by which sums before a tile are multiplied */
     ENDS_AT = FACTORS_AT + RIGHT_SLOTS * MLA_ROWS * 4, /* by which all are in the end */
+    COMBINE_AT = LEFT_AT,                              /* when all tiles have been added up */
     SHARED_NBYTES = ENDS_AT + MLA_ROWS * 4 + HOPPER_ALIGN,
 };
 
 static_assert((int)SHARED_NBYTES <= (int)HOPPER_SHARED, "shared memory is too small");
+static_assert(2 * sizeof(shared_head) <= 48, "shared heads need more room");
+static_assert(sizeof(combine_memory) <= LEFT_SLOTS * LEFT * HOPPER_BLOCK, "it needs more room");
+
+#define MEETINGS_BARRIER 3 /* meetings are open */
+#define MEETINGS_THREADS (32 + COMBINE_THREADS)
 
 /* What a tile is to its cluster's run of tiles of a head. */
 enum { FIRST = 1, LAST = 2, WHOLE = 4, BEGINS = 8, EDGE = 16, STOP = 32 };
@@ -50,6 +57,8 @@ enum { FIRST = 1, LAST = 2, WHOLE = 4, BEGINS = 8, EDGE = 16, STOP = 32 };
 struct mla_work {
     CUtensorMap k;
     decode_work decode;   /* of heads as mla_group() divides them; its blocks are clusters */
+    meeting *meetings;    /* of the head that each cluster began, for each rank */
+    uint64_t tag;         /* of the call; its last MEETING_BITS are 0 */
     int size;             /* blocks of a cluster */
     int piece;            /* keys that are loaded at once */
     int share;            /* so many heads in a row share one of K */
@@ -125,19 +134,39 @@ static __device__ __forceinline__ void make_barriers(uint32_t base, int size)
     mbarrier_init(base + PLANNED, 1);
     mbarrier_init(base + PLANNED + 8, 1);
     mbarrier_init(base + ENDS_EMPTY, 8);
+    mbarrier_init(base + SHARED_HEADS_FULL, 1);
     mbarrier_init_fence();
 }
 
+/* A pointer to what is in shared memory. */
+static __device__ __forceinline__ void *shared_pointer(uint32_t address)
+{
+    return dynamic_shared() + (address - shared_address(dynamic_shared()));
+}
+
+/* The head of a tile that a cluster has, if others have tiles of it, too. */
+static __device__ __forceinline__ shared_head shared_head_at(const shares &all, const cursor &c,
+                                                             int64_t tile)
+{
+    int64_t begin = tile - c.tile;
+    shared_head h = {c.b, c.head, share_of(all, begin), share_of(all, begin + c.e.tiles - 1), 0};
+
+    if (h.first == h.last)
+        h.b = -1;
+    return h;
+}
+
 /*
- * By a warp: the tiles of its cluster, of which plan_run() takes the first ones. The head that the
- * cluster leaves to others is noted.
+ * By a warp: the tiles of its cluster, of which plan_run() takes the first ones, and the heads that
+ * it shares: the one that a cluster before began, and the one that it leaves to the next.
  */
 static __device__ __forceinline__ void begin_plan(const mla_work &work, uint32_t base)
 {
     const decode_work &w = work.decode;
     int cluster = (int)(blockIdx.x / work.size);
     shares all = shares_of(w);
-    split left = {-1, 0, 0};
+    shared_head *heads = (shared_head *)shared_pointer(base + SHARED_HEADS_AT);
+    shared_head before = {-1, 0, 0, 0, 0}, after = {-1, 0, 0, 0, 0};
     cursor c = {};
     int tiles = 0;
 
@@ -145,18 +174,53 @@ static __device__ __forceinline__ void begin_plan(const mla_work &work, uint32_t
         int64_t begin = share_begin(all, cluster), end = share_begin(all, cluster + 1);
 
         c = cursor_at(w.x, end - 1);
-        int64_t first = end - 1 - c.tile, after = first + c.e.tiles;
-        if (first >= begin && after > end)
-            left = {c.b, c.head, share_of(all, after - 1)};
+        after = shared_head_at(all, c, end - 1);
+        if (after.first < cluster)
+            after.b = -1;
         c = cursor_at(w.x, begin);
+        before = shared_head_at(all, c, begin);
+        if (before.first == cluster)
+            before.b = -1;
         tiles = (int)(end - begin);
     }
     if (threadIdx.x % 32 == 0) {
-        if (blockIdx.x % work.size == 0)
-            w.splits[cluster] = left;
+        heads[0] = before;
+        heads[1] = after;
+        mbarrier_arrive(base + SHARED_HEADS_FULL);
         tell_four(base + NEXT_AT, c.b, c.head, c.tile, tiles);
     }
     __syncwarp();
+}
+
+/* Where this block meets others: see combine(). */
+static __device__ __forceinline__ meeting *meetings_of(const mla_work &work)
+{
+    return work.meetings + blockIdx.x % work.size;
+}
+
+/* By a warp that has nothing else to do, for it takes two trips to memory. */
+static __device__ __forceinline__ void open_meetings(const mla_work &work, uint32_t base)
+{
+    shared_head *heads = (shared_head *)shared_pointer(base + SHARED_HEADS_AT);
+
+    mbarrier_wait(base + SHARED_HEADS_FULL, 0);
+    if (threadIdx.x % 32 == 0)
+        for (int i = 0; i < 2; i++)
+            if (heads[i].b >= 0)
+                open_meeting(meetings_of(work) + heads[i].first * work.size, work.tag, heads[i]);
+    __syncwarp();
+    barrier_arrive(MEETINGS_BARRIER, MEETINGS_THREADS);
+}
+
+/* By the groups that have added up, when they have. */
+static __device__ __forceinline__ void combine_parts(const mla_work &work, uint32_t base)
+{
+    const shared_head *heads = (const shared_head *)shared_pointer(base + SHARED_HEADS_AT);
+    int row = (int)(blockIdx.x % work.size) * MLA_ROWS;
+
+    barrier_wait(MEETINGS_BARRIER, MEETINGS_THREADS);
+    combine(work.decode, meetings_of(work), work.size, heads, row,
+            *(combine_memory *)shared_pointer(base + COMBINE_AT));
 }
 
 /*

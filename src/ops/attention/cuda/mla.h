@@ -25,7 +25,7 @@ enum {
  */
 int mla_group(const struct cuda_attention *x);
 
-/* Partial results of all clusters. */
+/* Partial results of all clusters, and where their blocks meet. */
 size_t mla_nbytes(const struct cuda_attention *x);
 
 gpunvme_ops_status_t mla_run(const struct cuda_attention *x, int64_t pages, void *workspace,

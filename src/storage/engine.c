@@ -215,7 +215,7 @@ gpunvme_err_t store_engine_prepare(struct gpunvme_engine *engine, unsigned gpu)
     if (mem_cuda_present())
         (void)mem_cuda_keep_ready(gpu); /* for the threads of simulated controllers, if it can be */
     if (engine->posix)
-        err = posix_engine_prepare(engine->posix, gpu);
+        err = posix_ring_prepare(&engine->posix->ring, gpu);
     if (!err)
         atomic_fetch_or(&engine->ready_gpus, UINT64_C(1) << gpu);
     pthread_mutex_unlock(&engine->lock);

@@ -30,20 +30,19 @@ static int ask_for_uring(void)
     return posix_uring_may_come(error) ? 0 : error;
 }
 
-static gpunvme_err_t make_slots(struct posix_engine *engine, unsigned nworkers)
+static gpunvme_err_t make_slots(struct posix_engine *engine, struct gpunvme_engine *of,
+                                unsigned nworkers)
 {
+    size_t most = of->config.pinned_nbytes ? of->config.pinned_nbytes : DEFAULT_PINNED;
     unsigned nslots = ENOUGH_SLOTS / nworkers;
-    gpunvme_err_t err = GPUNVME_OK;
 
     if (nslots > MAX_SLOTS)
         nslots = MAX_SLOTS;
     if (nslots < MIN_SLOTS)
         nslots = MIN_SLOTS;
     /* Two pages more: what is read past the page cache is whole blocks. */
-    for (unsigned i = 0; i < POSIX_NRINGS && !err; i++)
-        err = posix_ring_create(&engine->rings[i], nworkers, nslots,
-                                POSIX_MEMORY_CHUNK + 2 * POSIX_PAGE, i == POSIX_FILL_SLOTS);
-    return err;
+    return posix_ring_create(&engine->ring, nworkers, nslots, POSIX_MEMORY_CHUNK + 2 * POSIX_PAGE,
+                             most, &of->place);
 }
 
 void posix_engine_destroy(struct posix_engine *engine)
@@ -51,19 +50,8 @@ void posix_engine_destroy(struct posix_engine *engine)
     if (!engine)
         return;
     crew_destroy(engine->crew);
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        posix_ring_destroy(&engine->rings[i]);
-    pthread_mutex_destroy(&engine->budget.lock);
+    posix_ring_destroy(&engine->ring);
     free(engine);
-}
-
-gpunvme_err_t posix_engine_prepare(struct posix_engine *engine, unsigned gpu)
-{
-    gpunvme_err_t err = GPUNVME_OK;
-
-    for (unsigned i = 0; i < POSIX_NRINGS && !err; i++)
-        err = posix_ring_prepare(&engine->rings[i], gpu);
-    return err;
 }
 
 /* Under the lock. After an error something may be there. */
@@ -75,21 +63,16 @@ static gpunvme_err_t make(struct gpunvme_engine *of)
 
     if (!engine)
         return base_fail(GPUNVME_ERR_NOMEM, "slots for files");
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        posix_ring_init(&engine->rings[i], &engine->budget);
-    pthread_mutex_init(&engine->budget.lock, NULL);
-    engine->budget.place = &of->place;
-    engine->budget.most = of->config.pinned_nbytes ? of->config.pinned_nbytes : DEFAULT_PINNED;
     engine->pool = of->pool;
     engine->uring_errno = ask_for_uring();
-    err = make_slots(engine, nworkers);
+    err = make_slots(engine, of, nworkers);
     if (!err)
         err = crew_create(of, &engine->crew);
     for (unsigned i = 0; i < nworkers && !err; i++)
         err = posix_add_lane(engine, i, workers_at(of->workers, i));
     for (unsigned gpu = 0; gpu < POSIX_MAX_GPUS && !err; gpu++)
         if (atomic_load(&of->ready_gpus) >> gpu & 1)
-            err = posix_engine_prepare(engine, gpu);
+            err = posix_ring_prepare(&engine->ring, gpu);
     return err;
 }
 
@@ -111,9 +94,5 @@ gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, struct posix_engine *
 
 size_t posix_engine_pinned(const struct posix_engine *engine)
 {
-    size_t nbytes = 0;
-
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        nbytes += atomic_load(&engine->rings[i].npinned) * engine->rings[i].part_nbytes;
-    return nbytes;
+    return atomic_load(&engine->ring.npinned) * engine->ring.part_nbytes;
 }

@@ -3,15 +3,14 @@
  * Writes into files in memory by several threads at once. pwrite(2) holds the inode's lock while it
  * copies, so that all threads together write no faster than one. A mapping has no such lock, but
  * the CPU's stores into it are fatal where the file has been cut (SIGBUS). So the kernel stores for
- * us: the slots are a file in memory too, and a read(2) of that file, with its destination in the
- * mapping, ends early instead of ending the process. What it could not do is left to pwrite(2),
- * which knows the reason.
+ * us: process_vm_readv(2) of our own memory ends early instead of ending the process. What it could
+ * not do is left to pwrite(2), which knows the reason.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "storage/posix/posix.h"
@@ -102,20 +101,20 @@ static void have_pages(struct posix_fill *fill, size_t at, size_t nbytes)
     }
 }
 
-size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
-                        const uint8_t *last, size_t nbytes, uint64_t offset)
+size_t posix_fill_write(struct posix_fill *fill, const uint8_t *cpu, size_t nbytes, uint64_t offset)
 {
     size_t at = (size_t)offset, done = 0;
 
     /* The last byte makes the file's times right. */
-    if (!is_old(fill, at, nbytes) || pwrite(fill->fd, last, 1, (off_t)(offset + nbytes - 1)) != 1)
+    if (!is_old(fill, at, nbytes) ||
+        pwrite(fill->fd, cpu + nbytes - 1, 1, (off_t)(offset + nbytes - 1)) != 1)
         return 0;
     have_pages(fill, at, nbytes);
     while (done < nbytes) {
-        ssize_t n = pread(from, fill->cpu + at + done, nbytes - done, (off_t)(from_offset + done));
+        const struct iovec from = {(void *)(uintptr_t)(cpu + done), nbytes - done};
+        const struct iovec to = {fill->cpu + at + done, nbytes - done};
+        ssize_t n = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
 
-        if (n < 0 && errno == EINTR)
-            continue;
         if (n <= 0)
             break;
         done += (size_t)n;

@@ -180,12 +180,8 @@ static void say_why_not(const struct posix *posix, struct gpunvme_path *path)
                   engine->uring_errno ? strerror(engine->uring_errno)
                   : file->is_served   ? "this file system may hold up who asks"
                                       : "uring=off");
-    for (unsigned i = 0; i < POSIX_NRINGS; i++) {
-        if (!atomic_load(&engine->rings[i].nrefused))
-            continue;
-        STORE_SAY(path->why_not, "; pinned memory: %s", engine->rings[i].why_not);
-        break;
-    }
+    if (atomic_load(&engine->ring.nrefused))
+        STORE_SAY(path->why_not, "; pinned memory: %s", engine->ring.why_not);
 }
 
 static void posix_describe(struct gpunvme_store *store, struct gpunvme_path *path)

@@ -124,20 +124,12 @@ struct posix_part {
     struct posix_slot *free; /* the one that was used last is in the processor's cache */
 };
 
-/* How much may be pinned, by all rings, and where. */
-struct posix_budget {
-    pthread_mutex_t lock;
-    size_t nbytes, most;
-    struct place *place;
-};
-
-/* The memory of all slots of one kind. Any lane may use any slot; it takes those of its home first.
- */
+/* The memory of all slots. Any lane may use any slot; it takes those of its home first. */
 struct posix_ring {
-    struct posix_budget *budget;
+    struct place *place; /* where it is to be */
     uint8_t *base;
     size_t nbytes, part_nbytes;
-    int fd; /* of a file in memory that it is made of; -1: none */
+    size_t most_nbytes; /* that may be pinned */
     size_t slot_nbytes;
     unsigned nslots, nparts; /* of each part; parts */
     struct posix_part *parts;
@@ -153,9 +145,10 @@ struct posix_ring {
     char why_not[160];                  /* the first could not be */
 };
 
-void posix_ring_init(struct posix_ring *ring, struct posix_budget *budget);
+/* `most_nbytes` of its memory may be pinned, but at least a part. Destroy it also after an error.
+ */
 gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
-                                size_t slot_nbytes, bool in_file);
+                                size_t slot_nbytes, size_t most_nbytes, struct place *place);
 void posix_ring_destroy(struct posix_ring *ring);
 
 /*
@@ -176,14 +169,12 @@ bool posix_ring_has_free(const struct posix_ring *ring);
 bool posix_ring_is_lost(const struct posix_ring *ring);
 
 struct posix_op;
-struct posix_set;
 
 /* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
 struct posix_slot {
     uint8_t *cpu;
     struct posix_ring *ring;
     struct posix_part *part; /* that it lies in */
-    struct posix_set *set;   /* of the lane that has it */
     size_t used;
     enum gpunvme_op op;
     dev_t dev;        /* of the first one's file */
@@ -205,7 +196,7 @@ struct posix_slot {
 gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu);
 
 /* Starts copies of all its pieces for GPU memory; the rest is copied at once. */
-gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot);
+gpunvme_err_t posix_slot_copy(struct posix_slot *slot);
 
 /* *done: they have ended. */
 gpunvme_err_t posix_slot_copied(const struct posix_slot *slot, bool *done);
@@ -236,12 +227,9 @@ struct posix_fill {
 void posix_fill_init(struct posix_fill *fill, int fd);
 void posix_fill_destroy(struct posix_fill *fill);
 
-/*
- * Writes bytes that lie at `from_offset` of the file `from`, of which `last` is the last one's
- * address. Returns how many were written; fewer: pwrite(2) would say why.
- */
-size_t posix_fill_write(struct posix_fill *fill, int from, uint64_t from_offset,
-                        const uint8_t *last, size_t nbytes, uint64_t offset);
+/* Returns how many bytes were written; fewer: pwrite(2) would say why. */
+size_t posix_fill_write(struct posix_fill *fill, const uint8_t *cpu, size_t nbytes,
+                        uint64_t offset);
 
 /* ---- All together ---------------------------------------------------------------------------- */
 

@@ -197,25 +197,19 @@ static bool ask_uring(struct posix_worker *w, struct posix_op *op)
                             op->memory, op->asked, op->at, op);
 }
 
-/* Of a file in memory. Writes: not by all threads at once, unless the bytes are in a slot. */
+/* Of a file in memory. By pwrite(2) writes hinder each other. */
 static ssize_t move_memory(struct posix_op *op)
 {
     struct posix *posix = posix_of(op);
-    size_t n = 0;
     ssize_t result;
 
     if (posix_is_read(op))
         return store_fd_move(posix->file.fd, GPUNVME_OP_READ, op->memory, op->asked, op->at);
-    if (op->slot && op->slot->set->ring->fd >= 0 && op->asked >= FILL_NBYTES) {
-        const struct posix_ring *ring = op->slot->set->ring;
-
-        n = posix_fill_write(&posix->fill, ring->fd, (uint64_t)(op->memory - ring->base),
-                             op->memory + op->asked - 1, op->asked, op->at);
-    }
-    if (n)
-        return (ssize_t)n;
     if (op->asked < FILL_NBYTES)
         return store_fd_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
+    result = (ssize_t)posix_fill_write(&posix->fill, op->memory, op->asked, op->at);
+    if (result)
+        return result;
     pthread_mutex_lock(&posix->write_lock);
     result = store_fd_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
     pthread_mutex_unlock(&posix->write_lock);

@@ -18,25 +18,6 @@
 #define HUGE_PAGE (2u << 20)
 #define COPIES    128u /* of a batch */
 
-void posix_ring_init(struct posix_ring *ring, struct posix_budget *budget)
-{
-    ring->budget = budget;
-    pthread_mutex_init(&ring->lock, NULL);
-    pthread_mutex_init(&ring->free_lock, NULL);
-    ring->fd = -1;
-}
-
-static int memory_file(size_t nbytes)
-{
-    int fd = memfd_create("gpunvme-slots", MFD_CLOEXEC);
-
-    if (fd >= 0 && ftruncate(fd, (off_t)nbytes)) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
-}
-
 static void lay_out(struct posix_ring *ring)
 {
     for (unsigned i = ring->nparts * ring->nslots; i-- > 0;) {
@@ -55,11 +36,15 @@ static void lay_out(struct posix_ring *ring)
 
 /* Address space; memory comes with the first touch. */
 gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
-                                size_t slot_nbytes, bool in_file)
+                                size_t slot_nbytes, size_t most_nbytes, struct place *place)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
     void *base;
 
+    pthread_mutex_init(&ring->lock, NULL);
+    pthread_mutex_init(&ring->free_lock, NULL);
+    ring->place = place;
+    ring->most_nbytes = most_nbytes;
     ring->parts = calloc(nparts, sizeof(*ring->parts));
     ring->slots = calloc((size_t)nparts * nslots, sizeof(*ring->slots));
     if (!ring->parts || !ring->slots)
@@ -68,9 +53,7 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsign
     ring->nslots = nslots;
     ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
     ring->nbytes = ring->part_nbytes * nparts;
-    ring->fd = in_file ? memory_file(ring->nbytes) : -1;
-    base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE,
-                ring->fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, ring->fd, 0);
+    base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return base_fail_errno(errno, "%zu bytes of memory for slots: take fewer threads",
                                ring->nbytes);
@@ -105,8 +88,6 @@ void posix_ring_destroy(struct posix_ring *ring)
         munmap(ring->base, ring->nbytes);
     free(ring->parts);
     free(ring->slots);
-    if (ring->fd >= 0)
-        close(ring->fd);
     pthread_mutex_destroy(&ring->lock);
     pthread_mutex_destroy(&ring->free_lock);
 }
@@ -147,7 +128,7 @@ static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned 
     if (atomic_load_explicit(&part->tried, memory_order_acquire))
         return;
     if (mem_cuda_present()) {
-        place_memory(ring->budget->place, part->base, ring->part_nbytes, gpu);
+        place_memory(ring->place, part->base, ring->part_nbytes, gpu);
         madvise(part->base, ring->part_nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
     }
     pthread_mutex_lock(&ring->lock);
@@ -158,23 +139,23 @@ static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned 
 
 /* ---- Slots are taken and given back ---------------------------------------------------------- */
 
-/* Under the lock. One part is opened whatever is pinned already. */
+/* Slots that may be open. */
+static size_t most_open(const struct posix_ring *ring)
+{
+    size_t n = ring->most_nbytes / ring->part_nbytes;
+
+    return ring->nslots * (n < 1 ? 1 : n < ring->nparts ? n : ring->nparts);
+}
+
+/* Under the lock. */
 static bool open_part(struct posix_ring *ring, struct posix_part *part)
 {
-    struct posix_budget *budget = ring->budget;
-
-    if (part->is_open)
-        return true;
-    pthread_mutex_lock(&budget->lock);
-    part->is_open = budget->nbytes + ring->part_nbytes <= budget->most || !ring->nopen;
-    if (part->is_open)
-        budget->nbytes += ring->part_nbytes;
-    pthread_mutex_unlock(&budget->lock);
-    if (part->is_open) {
-        ring->nopen += ring->nslots;
-        ring->nfree += ring->nslots;
-    }
-    return part->is_open;
+    if (part->is_open || ring->nopen == most_open(ring))
+        return part->is_open;
+    part->is_open = true;
+    ring->nopen += ring->nslots;
+    ring->nfree += ring->nslots;
+    return true;
 }
 
 /* Under the lock: a part with a free slot; NULL: there is none. */
@@ -189,13 +170,6 @@ static struct posix_part *find_part(struct posix_ring *ring, struct posix_part *
         if (!ring->parts[i].is_open && open_part(ring, &ring->parts[i]))
             return &ring->parts[i];
     return NULL;
-}
-
-static size_t most_open(const struct posix_ring *ring)
-{
-    size_t n = ring->budget->most / ring->part_nbytes;
-
-    return ring->nslots * (n < 1 ? 1 : n < ring->nparts ? n : ring->nparts);
 }
 
 struct posix_slot *posix_ring_take(struct posix_ring *ring, struct posix_part *home, dev_t dev,
@@ -276,9 +250,10 @@ static gpunvme_err_t make_stream(unsigned gpu, struct gpunvme_mem_stream **out)
     return err;
 }
 
-static gpunvme_err_t stream_of(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu,
+static gpunvme_err_t stream_of(struct posix_slot *slot, unsigned gpu,
                                struct gpunvme_mem_stream **out)
 {
+    struct posix_ring *ring = slot->ring;
     gpunvme_err_t err = GPUNVME_OK;
 
     *out = atomic_load_explicit(&slot->streams[gpu], memory_order_acquire);
@@ -309,7 +284,7 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
             continue;
         pin_part(ring, &ring->parts[i], gpu);
         for (unsigned k = 0; k < ring->nslots && !err; k++) {
-            err = stream_of(ring, &ring->slots[i * ring->nslots + k], gpu, &stream);
+            err = stream_of(&ring->slots[i * ring->nslots + k], gpu, &stream);
             if (!err)
                 err = mem_stream_prepare_batches(stream);
         }
@@ -385,7 +360,7 @@ static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_
     return c->n == COPIES ? start_copies(c) : GPUNVME_OK;
 }
 
-gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
+gpunvme_err_t posix_slot_copy(struct posix_slot *slot)
 {
     struct copies c = {.slot = slot};
     gpunvme_err_t err = GPUNVME_OK;
@@ -396,7 +371,7 @@ gpunvme_err_t posix_slot_copy(struct posix_ring *ring, struct posix_slot *slot)
             size_t nbytes = run_of(op, &next);
 
             if (!c.stream)
-                err = stream_of(ring, slot, slot->gpu, &c.stream);
+                err = stream_of(slot, slot->gpu, &c.stream);
             if (!err)
                 err = add_copy(&c, op, nbytes);
         } else {

@@ -43,16 +43,15 @@ static uint64_t copy_ns_of(const struct posix_op *op)
 }
 
 /* For pieces like this one. */
-static struct posix_slot *take_slot(struct posix_set *set, const struct posix_op *op)
+static struct posix_slot *take_slot(struct posix_worker *w, const struct posix_op *op)
 {
     dev_t dev = op->piece.store->dev;
     struct posix_slot *slot =
-        posix_ring_take(set->ring, set->home, dev, posix_is_quick(&op->piece), op->gpu);
+        posix_ring_take(&w->engine->ring, w->home, dev, posix_is_quick(&op->piece), op->gpu);
 
     if (!slot)
         return NULL;
-    set->nheld++;
-    slot->set = set;
+    w->nheld++;
     slot->next = NULL;
     slot->used = 0;
     slot->op = op->piece.op;
@@ -75,7 +74,7 @@ static void end_slot(struct posix_worker *w, struct posix_slot *slot, gpunvme_er
         next = op->next;
         posix_end_op(w, op, err);
     }
-    slot->set->nheld--;
+    w->nheld--;
     if (slot->lost)
         posix_ring_lose(slot); /* the GPU may still write there, or read */
     else
@@ -99,7 +98,7 @@ void posix_slot_is_copied(struct posix_worker *w, struct posix_slot *slot, gpunv
 
 static void copy_slot(struct posix_worker *w, struct posix_slot *slot)
 {
-    gpunvme_err_t err = posix_slot_copy(slot->set->ring, slot);
+    gpunvme_err_t err = posix_slot_copy(slot);
     struct base_failure failure;
     bool done = false;
 
@@ -187,7 +186,7 @@ static bool may_share(const struct posix_slot *slot, const struct posix_op *op)
 static bool fits(const struct posix_slot *slot, const struct posix_op *op)
 {
     size_t room = op->piece.store->queue.piece_nbytes;
-    size_t most = slot->set->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
+    size_t most = slot->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
     if (slot->op != op->piece.op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op) ||
         !may_share(slot, op))
@@ -199,16 +198,15 @@ static bool fits(const struct posix_slot *slot, const struct posix_op *op)
 
 bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
 {
-    struct posix_set *set = posix_set_for(w, op);
     struct posix_slot *slot = w->open;
     size_t place;
 
-    if (slot && (slot->set != set || !fits(slot, op))) {
+    if (slot && !fits(slot, op)) {
         posix_seal(w);
         slot = NULL;
     }
     if (!slot) {
-        slot = take_slot(set, op);
+        slot = take_slot(w, op);
         if (!slot)
             return false;
         w->open = slot;

@@ -119,14 +119,13 @@ static gpunvme_err_t check_memory(struct posix_worker *w, struct posix_op *op)
 
 static void start_gpu(struct posix_worker *w, struct posix_op *op)
 {
-    struct posix_set *set = posix_set_for(w, op);
     gpunvme_err_t err = check_memory(w, op);
 
     if (err) {
         posix_end_op(w, op, err);
         return;
     }
-    if (posix_ring_is_lost(set->ring)) {
+    if (posix_ring_is_lost(&w->engine->ring)) {
         posix_end_op(w, op, base_fail(GPUNVME_ERR_GPU, "the GPU does not answer any more"));
         return;
     }
@@ -161,10 +160,7 @@ static void start(struct posix_worker *w, struct posix_op *op)
 /* A piece that goes through a slot waits behind others. */
 static bool would_wait(struct posix_worker *w, const struct crew_piece *piece)
 {
-    const struct posix *posix = piece->store->priv;
-
-    return w->waiting && piece->mem == GPUNVME_MEM_GPU &&
-           !posix_ring_has_free(w->sets[posix_ring_for(&posix->file, piece->op)].ring);
+    return w->waiting && piece->mem == GPUNVME_MEM_GPU && !posix_ring_has_free(&w->engine->ring);
 }
 
 /* Pieces that come at once are never kept from it by those that wait for a drive. */
@@ -277,38 +273,21 @@ static void start_waiting(struct posix_worker *w)
     }
 }
 
-/* It has as many as are its share: there may be no more. */
-static bool lacks_slots(const struct posix_worker *w)
-{
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        if (w->sets[i].nheld >= w->sets[i].ring->nslots)
-            return true;
-    return false;
-}
-
-/* A piece that waits for a slot may find one, or that it never will. */
-static bool may_go_on(const struct posix_worker *w)
-{
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        if (w->sets[i].ring->nfree || w->sets[i].ring->nlost)
-            return true;
-    return false;
-}
-
 static bool turn(struct lane *lane)
 {
     struct posix_worker *w = (struct posix_worker *)lane;
+    const struct posix_ring *ring = &w->engine->ring;
     size_t n = w->nbegun, ended;
 
     w->nbegun = 0;
     posix_seal(w);
     ended = reap(w) + reap_pool(w);
     /* To ask about copies costs more than to ask for some. */
-    if (!n || lacks_slots(w) || ++w->turns % LOOK_TURNS == 0)
+    if (!n || w->nheld >= ring->nslots || ++w->turns % LOOK_TURNS == 0)
         ended += reap_copies(w);
     if (w->gated)
         ended += posix_advance_gated(w);
-    if (w->waiting && may_go_on(w)) {
+    if (w->waiting && (ring->nfree || ring->nlost)) { /* they find one, or that they never will */
         start_waiting(w);
         posix_seal(w);
     }
@@ -384,9 +363,7 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     w->box.worker = worker;
     w->last_waiting = &w->waiting;
     w->last_moving = &w->moving;
-    for (unsigned i = 0; i < POSIX_NRINGS; i++)
-        w->sets[i] =
-            (struct posix_set){.ring = &engine->rings[i], .home = &engine->rings[i].parts[index]};
+    w->home = &engine->ring.parts[index];
     w->ops = ops;
     for (unsigned i = 0; i < NOPS; i++) {
         ops[i].next = w->free;

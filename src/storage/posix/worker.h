@@ -61,17 +61,11 @@ static inline size_t posix_op_nbytes(const struct posix_op *op)
     return op->piece.op == GPUNVME_OP_READ ? op->done : op->piece.nbytes;
 }
 
-/* A lane's slots of one kind. */
-struct posix_set {
-    struct posix_ring *ring;
-    struct posix_part *home;
-    unsigned nheld; /* that it has taken */
-};
-
 struct posix_worker {
     struct lane lane;
     struct posix_engine *engine;
-    struct posix_set sets[POSIX_NRINGS];
+    struct posix_part *home;  /* whose slots it takes first */
+    unsigned nheld;           /* slots that it has taken */
     struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
     bool has_ranges;
     struct posix_uring *uring; /* NULL: none yet, or requests block */
@@ -113,12 +107,6 @@ bool posix_is_quick(const struct crew_piece *piece);
 
 /* Gives a piece back. An error of its own, of the file, is told by its errno. */
 void posix_end_op(struct posix_worker *w, struct posix_op *op, gpunvme_err_t err);
-
-/* The worker's slots that a piece may lie in. */
-static inline struct posix_set *posix_set_for(struct posix_worker *w, const struct posix_op *op)
-{
-    return &w->sets[posix_ring_for(&posix_of(op)->file, op->piece.op)];
-}
 
 /* Finds a piece a place in a slot; false: there is none now. */
 bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op);

@@ -216,10 +216,24 @@ size_t crew_waiting(struct crew *crew)
     return atomic_load(&crew->waiting);
 }
 
+/* Lanes that have pieces of other stores. */
+static unsigned lanes_of_others(const struct crew *crew, const struct gpunvme_store *store)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < atomic_load_explicit(&crew->nlanes, memory_order_relaxed); i++) {
+        const struct gpunvme_store *its =
+            atomic_load_explicit(&crew->lanes[i]->store, memory_order_relaxed);
+
+        n += its && its != store;
+    }
+    return n;
+}
+
 /*
  * What a piece may have at most of a transfer of which so much is left: there shall be one for each
  * lane, if others in flight are like it. Those of its store that are all taken count as well: they
- * keep lanes busy. Of other stores one counts for each that waits.
+ * keep lanes busy. Of other stores one counts for each that waits, and for each lane at work.
  */
 static size_t share_of(const struct crew *crew, const struct gpunvme_store *store, size_t left)
 {
@@ -228,7 +242,7 @@ static size_t share_of(const struct crew *crew, const struct gpunvme_store *stor
 
     if (!least || left <= least)
         return max_nbytes;
-    like_it = atomic_load(&store->in_flight) + crew->nready - 1;
+    like_it = atomic_load(&store->in_flight) + crew->nready - 1 + lanes_of_others(crew, store);
     while (max_nbytes > least && ((left - 1) / max_nbytes + 1) * like_it < nlanes)
         max_nbytes /= 2;
     return max_nbytes;
@@ -418,6 +432,7 @@ static void take_in_hand(struct lane *lane, struct crew_piece *piece)
     piece->hand = lane->free_hand;
     lane->free_hand = hand->next_free;
     lane->in_hand++;
+    atomic_store_explicit(&lane->store, piece->store, memory_order_relaxed);
     hand->at = piece->at;
     atomic_store_explicit(&hand->io, piece->io, memory_order_release);
 }
@@ -430,7 +445,8 @@ static void let_go(const struct crew_piece *piece)
     atomic_store_explicit(&hand->io, NULL, memory_order_release);
     hand->next_free = lane->free_hand;
     lane->free_hand = piece->hand;
-    lane->in_hand--;
+    if (!--lane->in_hand)
+        atomic_store_explicit(&lane->store, NULL, memory_order_relaxed);
 }
 
 /* Without the lock: each element of a vector may lie in registered memory of its own. */

@@ -131,7 +131,8 @@ struct lane {
     unsigned index; /* among the crew's lanes */
     size_t in_hand; /* pieces that it has taken and not ended. The worker's, like all below */
     struct lane *next;
-    struct crew_hand *hands; /* nhands of them */
+    _Atomic(const struct gpunvme_store *) store; /* of a piece that it has, perhaps closed since */
+    struct crew_hand *hands;                     /* nhands of them */
     unsigned nhands, free_hand;
 };
 

@@ -421,6 +421,37 @@ static void transfers_for_all_lanes_are_not_cut(void **state)
     free(lane.hands);
 }
 
+/* Lanes that are busy with other stores' take no part. */
+static void transfers_of_many_stores_are_not_cut_for_busy_lanes(void **state)
+{
+    struct gpunvme_io of_others[NWORKERS - 1], io = io_of(0, PIECE);
+    struct lane lane = lane_of_nobody();
+    struct crew_piece piece;
+
+    (void)state;
+    open_gate = false;
+    store.queue.least_nbytes = PIECE / 4;
+    started(&together, NWORKERS); /* which hold what they have */
+    open_gate = true;
+    for (unsigned i = 0; i < NWORKERS - 1; i++) {
+        of_others[i] = io_of(0, PIECE);
+        assert_int_equal(submit_to(&other, &of_others[i], 1, NULL), GPUNVME_OK);
+    }
+    while (ninside < NWORKERS - 1)
+        sched_yield();
+    open_gate = false;
+    submitted(&io, 1);
+    assert_int_equal(crew_take(&lane, &piece, 1), 1);
+    assert_int_equal(piece.nbytes, PIECE);
+    crew_end(&piece, GPUNVME_OK, PIECE);
+    ended(&io);
+    ninside = NWORKERS;
+    opens_gate();
+    for (unsigned i = 0; i < NWORKERS - 1; i++)
+        ended(&of_others[i]);
+    free(lane.hands);
+}
+
 static _Atomic bool has_submitted;
 
 static void submit_the_next(struct gpunvme_io *io)
@@ -827,6 +858,7 @@ int main(void)
         TEST(one_lane_that_takes_many_takes_them_in_turn),
         TEST(what_is_left_is_shared_by_the_lanes),
         TEST(transfers_for_all_lanes_are_not_cut),
+        TEST(transfers_of_many_stores_are_not_cut_for_busy_lanes),
         TEST(what_lies_behind_a_short_piece_is_not_tried),
         TEST(what_lies_behind_the_end_is_not_tried_by_many),
         TEST(a_flush_is_a_piece_of_nothing),

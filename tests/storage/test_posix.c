@@ -665,12 +665,12 @@ static void a_file_in_memory_is_said_to_be_one(void **state)
     says(p.why_not, "O_DIRECT");
 }
 
-/* io_uring_setup() is EPERM from now on, as where containers forbid it. */
-static bool forbid_uring(void)
+/* This system call is EPERM from now on, as where containers forbid it. */
+static bool forbid(uint32_t call)
 {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -731,7 +731,7 @@ static int work_without_uring(void)
     struct gpunvme_store *other;
     size_t done = 0;
 
-    if (!forbid_uring())
+    if (!forbid(SYS_io_uring_setup))
         return 77;
     if (!have_memory())
         return failed(1, "memory");
@@ -759,6 +759,42 @@ static void where_io_uring_is_forbidden_it_does_without_and_says_so(void **state
     (void)state;
     contains(3 * MIB);
     result = in_a_process("without_uring");
+    if (result == 77) {
+        print_message("SKIP: no seccomp filters here\n");
+        skip();
+    }
+    assert_int_equal(result, 0);
+}
+
+static int work_without_readv(void)
+{
+    static uint8_t got[3 * MIB];
+
+    if (!forbid(SYS_process_vm_readv))
+        return 77;
+    if (!have_memory())
+        return failed(1, "memory");
+    snprintf(uri, sizeof(uri), "file:%s", path);
+    if (gpunvme_open(uri, GPUNVME_OPEN_WRITE, &store))
+        return failed(2, "open");
+    make_bytes(bytes, ROOM, 2);
+    if (gpunvme_mem_copy(gpu.gpu, GPUNVME_MEM_GPU, bytes, GPUNVME_MEM_HOST, MIB) ||
+        gpunvme_store_write(store, 0, gpu.gpu, GPUNVME_MEM_GPU, MIB, NULL) ||
+        gpunvme_store_write(store, MIB, bytes + MIB, GPUNVME_MEM_HOST, 2 * MIB, NULL))
+        return failed(3, "write");
+    if (gpunvme_store_read(store, 0, got, GPUNVME_MEM_HOST, 3 * MIB, NULL) ||
+        memcmp(got, bytes, 3 * MIB))
+        return failed(4, "read");
+    return gpunvme_close(store) ? failed(5, "close") : 0;
+}
+
+static void where_process_vm_readv_is_forbidden_files_in_memory_are_written(void **state)
+{
+    int result;
+
+    (void)state;
+    contains(3 * MIB);
+    result = in_a_process("without_readv");
     if (result == 77) {
         print_message("SKIP: no seccomp filters here\n");
         skip();
@@ -1031,6 +1067,7 @@ static const struct {
     int (*work)(void);
 } children[] = {
     {"without_uring", work_without_uring},
+    {"without_readv", work_without_readv},
     {"without_locked_memory", work_without_locked_memory},
     {"without_address_space", work_without_address_space},
 };
@@ -1049,6 +1086,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(where_io_uring_is_forbidden_it_does_without_and_says_so),
+        {"where_process_vm_readv_is_forbidden_files_in_memory_are_written",
+         where_process_vm_readv_is_forbidden_files_in_memory_are_written, setup_in_memory, teardown,
+         NULL},
         TEST(without_locked_memory_it_works_all_the_same),
         TEST(without_memory_for_its_slots_it_is_not_opened_but_a_smaller_one_is),
         TEST(no_byte_behind_the_end_is_touched),

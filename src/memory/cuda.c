@@ -28,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/descriptors.h"
 #include "base/fail.h"
 #include "base/relax.h"
 #include "memory/checksum.h"
@@ -123,6 +124,7 @@ static void probe(void)
     int count = 0;
     cudaError_t err;
 
+    base_lengthen_descriptors(); /* files may be opened as soon as CUDA has started */
     if (cudaRuntimeGetVersion(&runtime_version) != cudaSuccess)
         runtime_version = CUDART_VERSION;
     if (!load_driver())

@@ -4,14 +4,11 @@
  */
 #include "storage/worker.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
+#include "base/descriptors.h"
 #include "base/fail.h"
 #include "base/relax.h"
 #include "storage/futex.h"
@@ -23,8 +20,6 @@
 #define SLEEP_NS  100000000u /* with something in flight whose end wakes the worker */
 
 #define LOOK_NS 1000000000u
-
-#define DESCRIPTORS 4096 /* 32 KiB of the kernel's */
 
 #define TIMER_SLACK_NS 2000ul /* lanes wait for less than the usual 50 us */
 
@@ -201,33 +196,12 @@ static void wait_for(struct worker *w, unsigned nbusy)
         sleep_until(w, WORKER_WAITS, futex_deadline(nbusy > 1 ? SHARED_NS : SLEEP_NS));
 }
 
-/*
- * In a process with threads the kernel waits for all processors each time that it lengthens the
- * table of descriptors, some 10 ms: for the 65th, the 129th, the 257th. One thread has it done for
- * many at once, while nobody waits.
- */
-static void lengthen_descriptors(void)
-{
-    int fd = eventfd(0, EFD_CLOEXEC), far = -1;
-    struct rlimit limit;
-
-    if (fd >= 0 && !getrlimit(RLIMIT_NOFILE, &limit))
-        far = fcntl(fd, F_DUPFD_CLOEXEC,
-                    limit.rlim_cur < DESCRIPTORS ? (int)limit.rlim_cur - 1 : DESCRIPTORS - 1);
-    if (far >= 0)
-        close(far);
-    if (fd >= 0)
-        close(fd);
-}
-
 static void *thread_main(void *worker)
 {
     struct worker *w = worker;
 
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     store_io_tell_late();
-    if (w == &w->all->of[w->all->n - 1])
-        lengthen_descriptors();
     for (;;) {
         unsigned nbusy = 0;
 
@@ -302,6 +276,7 @@ gpunvme_err_t workers_start(unsigned n, struct workers **out)
             return base_fail_errno(error, "thread %u of %u", nstarted + 1, n);
         }
     }
+    base_lengthen_descriptors(); /* files will be opened */
     *out = workers;
     return GPUNVME_OK;
 }

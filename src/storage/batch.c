@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -16,19 +17,14 @@
 #define MOST_PENDING ((size_t)1 << 31)
 #define AHEAD        8u
 
-struct slot {
-    struct gpunvme_io *io; /* in flight; NULL: none */
-    uint32_t next_free;
-};
-
-/* The lists have room for all that is pending, so that an end needs no memory. */
+/* The lists have room for twice what is pending, so that an end needs no memory. */
 struct gpunvme_batch {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct slot *slots; /* each transfer has the one at its priv.slot */
-    uint32_t free_slot;
-    struct gpunvme_io **ended; /* a ring: `nended` from `first` on, in that order */
-    size_t room;               /* of each list: a power of two, or 0 */
+    struct gpunvme_io **submitted; /* each has the place priv.slot until it is polled; or NULL */
+    struct gpunvme_io **ended;     /* a ring: `nended` from `first` on, in that order */
+    size_t room;                   /* of each list: a power of two, or 0 */
+    size_t next;                   /* place to look at first, modulo room */
     size_t first, nended;
     size_t pending; /* submitted and not polled */
     size_t wanted;  /* who polls sleeps until so many have ended; 0: nobody sleeps */
@@ -67,7 +63,7 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
         close(batch->event);
     pthread_cond_destroy(&batch->wake);
     pthread_mutex_destroy(&batch->lock);
-    free(batch->slots);
+    free(batch->submitted);
     free(batch->ended);
     free(batch);
     return GPUNVME_OK;
@@ -76,20 +72,21 @@ gpunvme_err_t gpunvme_batch_destroy(struct gpunvme_batch *batch)
 /* Under the lock. */
 static gpunvme_err_t grow(struct gpunvme_batch *batch, size_t room)
 {
-    struct gpunvme_io **ended = calloc(room, sizeof(struct gpunvme_io *));
-    struct slot *slots = ended ? realloc(batch->slots, room * sizeof(slots[0])) : NULL;
+    struct gpunvme_io **ended = calloc(room, sizeof(ended[0]));
+    struct gpunvme_io **submitted =
+        ended ? realloc(batch->submitted, room * sizeof(submitted[0])) : NULL;
 
-    if (!slots) {
+    if (!submitted) {
         free(ended);
         return base_fail(GPUNVME_ERR_NOMEM, "a batch of %zu transfers", room);
     }
     for (size_t i = 0; i < batch->nended; i++)
         ended[i] = batch->ended[(batch->first + i) & (batch->room - 1)];
-    for (size_t i = room; i-- > batch->room; batch->free_slot = (uint32_t)i)
-        slots[i] = (struct slot){.next_free = batch->free_slot};
+    memset(submitted + batch->room, 0, (room - batch->room) * sizeof(submitted[0]));
     free(batch->ended);
-    batch->slots = slots;
+    batch->submitted = submitted;
     batch->ended = ended;
+    batch->next = batch->room; /* what is behind is free */
     batch->first = 0;
     batch->room = room;
     return GPUNVME_OK;
@@ -102,7 +99,7 @@ static gpunvme_err_t make_room(struct gpunvme_batch *batch, size_t n)
 
     if (n > MOST_PENDING - batch->pending)
         return base_fail(GPUNVME_ERR_LIMIT, "more than 2^31 transfers of one batch");
-    while (room < batch->pending + n)
+    while (room < 2 * (batch->pending + n))
         room *= 2;
     return room == batch->room ? GPUNVME_OK : grow(batch, room);
 }
@@ -114,30 +111,22 @@ gpunvme_err_t store_batch_expect(struct gpunvme_batch *batch, struct gpunvme_io 
     pthread_mutex_lock(&batch->lock);
     err = make_room(batch, n);
     for (size_t i = 0; i < n && !err; i++) {
-        struct slot *slot = &batch->slots[batch->free_slot];
-
         if (ios[i].callback)
             continue;
-        ios[i].priv.slot = batch->free_slot;
-        batch->free_slot = slot->next_free;
-        slot->io = &ios[i];
+        while (batch->submitted[batch->next & (batch->room - 1)])
+            batch->next++;
+        ios[i].priv.slot = (uint32_t)(batch->next++ & (batch->room - 1));
+        batch->submitted[ios[i].priv.slot] = &ios[i];
         batch->pending++;
     }
     pthread_mutex_unlock(&batch->lock);
     return err;
 }
 
-/* Under the lock: it is in flight no more. */
-static void let_go(struct gpunvme_batch *batch, const struct gpunvme_io *io)
-{
-    batch->slots[io->priv.slot] = (struct slot){.next_free = batch->free_slot};
-    batch->free_slot = io->priv.slot;
-}
-
 void store_batch_forget(struct gpunvme_batch *batch, struct gpunvme_io *io)
 {
     pthread_mutex_lock(&batch->lock);
-    let_go(batch, io);
+    batch->submitted[io->priv.slot] = NULL;
     batch->pending--;
     pthread_mutex_unlock(&batch->lock);
 }
@@ -162,8 +151,8 @@ gpunvme_err_t gpunvme_batch_cancel(struct gpunvme_batch *batch)
     pthread_mutex_lock(&batch->lock);
     ios = malloc((batch->room + 1) * sizeof(struct gpunvme_io *));
     for (size_t i = 0; i < batch->room && ios; i++)
-        if (batch->slots[i].io)
-            ios[n++] = batch->slots[i].io;
+        if (batch->submitted[i])
+            ios[n++] = batch->submitted[i];
     pthread_mutex_unlock(&batch->lock);
     if (!ios)
         return base_fail(GPUNVME_ERR_NOMEM, "a list of transfers");
@@ -210,10 +199,8 @@ void store_batch_push(struct gpunvme_batch *batch, struct gpunvme_io **ios, size
     pthread_mutex_lock(&batch->lock);
     if (!batch->nended)
         show(batch, true);
-    for (size_t i = 0; i < n; i++) {
-        let_go(batch, ios[i]);
+    for (size_t i = 0; i < n; i++)
         batch->ended[(batch->first + batch->nended + i) & (batch->room - 1)] = ios[i];
-    }
     batch->nended += n;
     if (batch->wanted && batch->nended >= batch->wanted)
         pthread_cond_signal(&batch->wake);
@@ -242,6 +229,7 @@ static size_t take(struct gpunvme_batch *batch, size_t room, struct gpunvme_io *
     for (size_t i = 0; i < n; i++) {
         if (i + AHEAD < n)
             __builtin_prefetch(&ended[i + AHEAD]->priv.state, 1);
+        batch->submitted[ended[i]->priv.slot] = NULL;
         store_io_polled(ended[i]);
     }
     batch->first += n;

@@ -195,7 +195,7 @@ void crew_submit(struct crew *crew, struct gpunvme_io *first, size_t n)
     struct wakes wakes = {.n = 0};
 
     for (const struct gpunvme_io *io = first; io; io = io->priv.next)
-        __builtin_prefetch(&io->store->queue, 1); /* another processor had it */
+        __builtin_prefetch(&io->store->queue.first, 1); /* another processor had it */
     pthread_mutex_lock(&crew->lock);
     atomic_fetch_add(&crew->waiting, n);
     for (struct gpunvme_io *io = first, *next; io; io = next) {

@@ -170,8 +170,24 @@ struct store_backend {
     void (*describe)(struct gpunvme_store *store, struct gpunvme_path *path);
 };
 
+#define STORE_LINE 64u /* bytes: what one processor writes often is not beside what others read */
+
 /* Transfers of a store that wait for a crew (crew.h). The crew's lock protects it. */
 struct crew_queue {
+    /* Set by the backend: */
+    size_t piece_nbytes; /* largest piece, a power of two */
+    size_t least_nbytes; /* if there would be fewer pieces than lanes, they are made smaller, down
+                            to this power of two; 0: never */
+    size_t max_in_hand;  /* 0: no limit */
+    unsigned most_run;   /* small transfers in a run, if there is no limit; 0: one */
+    unsigned nlanes;     /* lanes that may serve it, from first_lane on; 0: all */
+    unsigned first_lane;
+    /*
+     * Ranges of a gather that lie one behind the other in memory may share a piece of up to so many
+     * bytes; 0: each is a piece of its own. The backend may change it at any time.
+     */
+    _Atomic size_t group_nbytes;
+    char apart[STORE_LINE];
     /*
      * With bytes that no lane has taken, by priv.next. Small ones lie in runs, of which a lane
      * takes many without a look at each: the first one has the number of them, the others hang on
@@ -180,19 +196,6 @@ struct crew_queue {
     struct gpunvme_io *first, *last, *last_in_run;
     struct gpunvme_store *next; /* the store whose turn is next */
     _Atomic size_t in_hand;     /* pieces that lanes have taken and not ended */
-    /* Set by the backend: */
-    size_t piece_nbytes; /* largest piece, a power of two */
-    size_t least_nbytes; /* if there would be fewer pieces than lanes, they are made smaller, down
-                            to this power of two; 0: never */
-    size_t max_in_hand;  /* 0: no limit */
-    unsigned most_run;   /* small transfers in a run, if there is no limit; 0: one */
-    /*
-     * Ranges of a gather that lie one behind the other in memory may share a piece of up to so many
-     * bytes; 0: each is a piece of its own. The backend may change it at any time.
-     */
-    _Atomic size_t group_nbytes;
-    unsigned nlanes; /* lanes that may serve it, from first_lane on; 0: all */
-    unsigned first_lane;
 };
 
 struct gpunvme_store {
@@ -211,11 +214,11 @@ struct gpunvme_store {
     ino_t ino;
     uint32_t threads;
     enum gpunvme_route gpu_route;
-    struct crew_queue queue;
-    _Atomic size_t in_flight;
-    _Atomic uint64_t
-        progress; /* counts what has ended: transfers, and pieces of those that go on */
     _Atomic bool closing;
+    struct crew_queue queue;
+    char apart[STORE_LINE];
+    _Atomic size_t in_flight;
+    _Atomic uint64_t progress; /* transfers that have ended, and pieces of those that go on */
     _Atomic uint64_t moved[2][GPUNVME_NROUTES]; /* bytes by route: read, written */
 };
 

@@ -204,10 +204,16 @@ static void prepare(struct gpunvme_io *io, struct gpunvme_batch *batch,
     __atomic_store_n(&io->priv.state, PENDING, __ATOMIC_RELEASE);
 }
 
+#define AHEAD 8u
+
+/* Other processors count in the stores what has ended. */
 void store_io_begin(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        if (i + AHEAD < n)
+            __builtin_prefetch(&ios[i + AHEAD].store->in_flight, 1);
         prepare(&ios[i], batch, i ? &ios[i - 1] : NULL);
+    }
 }
 
 #define AT_ONCE 1024u

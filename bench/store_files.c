@@ -4,21 +4,22 @@
  * read into memory or written from it, and closed. One job a process, with default options; prints
  * a line of JSON. bench/store_files.py makes the files, drops caches and takes medians.
  *
- *   store_files MEM whole|again|write BLOCK COUNT PATH…
+ *   store_files MEM whole|again|flow|write BLOCK COUNT PATH…
  *   store_files - make BYTES 0 PATH…    makes the files, each of so many bytes
  *
  *   MEM     host, pinned or gpu
  *   whole   reads, and counts from the first opening to the last closing, the engine's own start
  *           with it. Starting CUDA and the memory of the bytes do not count
  *   again   opens the files and reads everything once, and counts the second time, without opening
+ *   flow    as again, but by a batch with 8,192 transfers in flight
  *   write   reads everything, removes the files, and counts how long it takes to write new ones,
  *           from the first opening to the last closing
  *   BLOCK   bytes of a transfer; 0: each file is one
  *   COUNT   of blocks at random places, of random files; 0: all of each file, in order
  *
- * All transfers are submitted together. GB are 10^9 bytes; CPU seconds are the process's, from the
- * same moment on. Each word of a file is made of the file's number and its own place; the first
- * and the last word of each block are compared at the end.
+ * But for `flow`, all transfers are submitted together. GB are 10^9 bytes; CPU seconds are the
+ * process's, from the same moment on. Each word of a file is made of the file's number and its own
+ * place; the first and the last word of each block are compared at the end.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@
 #include "gpunvme/storage.h"
 
 #define PART (16u << 20) /* of what is compared */
+#define FLOW 8192u       /* in flight */
 
 static void check(const char *what, gpunvme_err_t err)
 {
@@ -44,6 +46,7 @@ struct job {
     char **paths;
     int npaths;
     unsigned flags;
+    bool flows;
     size_t ntransfers, total;
     struct gpunvme_store **stores;
     struct gpunvme_io *ios;
@@ -103,6 +106,31 @@ static void open_all(struct job *j)
         check(j->paths[i], gpunvme_open(j->paths[i], j->flags, &j->stores[i]));
 }
 
+/* An eighth of them is submitted as soon as as many have ended. */
+static void flow(struct job *j)
+{
+    static struct gpunvme_io *ended[FLOW];
+    struct gpunvme_batch *batch;
+    size_t next = 0, flying = 0;
+
+    check("batch", gpunvme_batch_create(&batch));
+    while (next < j->ntransfers || flying) {
+        size_t left = j->ntransfers - next, n = FLOW - flying < left ? FLOW - flying : left;
+
+        if (n >= FLOW / 8 || n == left) {
+            check("submit", gpunvme_io_submit(&j->ios[next], n, batch));
+            next += n;
+            flying += n;
+        }
+        n = flying < FLOW / 8 ? flying : FLOW / 8;
+        check("poll", gpunvme_batch_poll(batch, n, FLOW, ended, &n, UINT64_C(60000000000)));
+        for (size_t i = 0; i < n; i++)
+            check("transfer", ended[i]->err);
+        flying -= n;
+    }
+    check("batch", gpunvme_batch_destroy(batch));
+}
+
 static void move_all(struct job *j, enum gpunvme_op op)
 {
     for (size_t i = 0, at = 0; i < j->ntransfers; at += j->ios[i++].nbytes) {
@@ -110,7 +138,10 @@ static void move_all(struct job *j, enum gpunvme_op op)
         j->ios[i].op = op;
         j->ios[i].ptr = (uint8_t *)(j->mem == GPUNVME_MEM_GPU ? j->buf.gpu : j->buf.cpu) + at;
     }
-    check("transfer", gpunvme_io_run(j->ios, j->ntransfers));
+    if (j->flows)
+        flow(j);
+    else
+        check("transfer", gpunvme_io_run(j->ios, j->ntransfers));
 }
 
 static void close_all(struct job *j)
@@ -190,7 +221,7 @@ int main(int argc, char **argv)
     bool whole;
 
     if (argc < 6) {
-        fprintf(stderr, "usage: store_files MEM whole|again|write|make BLOCK COUNT PATH...\n");
+        fprintf(stderr, "usage: store_files MEM whole|again|flow|write|make BLOCK COUNT PATH...\n");
         return 2;
     }
     if (!strcmp(argv[2], "make")) {
@@ -200,7 +231,8 @@ int main(int argc, char **argv)
     j.mem = !strcmp(argv[1], "gpu")      ? GPUNVME_MEM_GPU
             : !strcmp(argv[1], "pinned") ? GPUNVME_MEM_PINNED
                                          : GPUNVME_MEM_HOST;
-    whole = strcmp(argv[2], "again") != 0;
+    j.flows = !strcmp(argv[2], "flow");
+    whole = !j.flows && strcmp(argv[2], "again") != 0;
     j.stores = calloc((size_t)j.npaths, sizeof(struct gpunvme_store *));
     if (!j.stores)
         check("memory", GPUNVME_ERR_NOMEM);

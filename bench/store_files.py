@@ -31,6 +31,7 @@ JOBS = {
     "tmpfs_write_400_files": ("ram", 400, "write", 0, 0),
     "tmpfs_64k_random": ("ram", 100, "again", 65536, 10000),
     "tmpfs_4k_random": ("ram", 100, "again", 4096, 1000000),
+    "tmpfs_4k_flow": ("ram", 100, "flow", 4096, 1000000),
     "cached_4_files": ("disk", 4, "whole", 0, 0),
     "cached_again": ("disk", 4, "again", 0, 0),
     "cached_400_files": ("disk", 400, "whole", 0, 0),

@@ -85,6 +85,8 @@ def main(files: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if any(arg.startswith("-") for arg in sys.argv[1:]):
+        sys.exit(__doc__)
     if len(sys.argv) > 1:
         main(sys.argv[1:])
     else:

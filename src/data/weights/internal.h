@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Model weights inside: weights.c opens and lists, header.c and index.c read JSON by json.c (none.c
- * without libjansson), part.c computes slices, load.c moves bytes, staging.c those of short rows.
+ * Model weights inside: weights.c opens and lists, header.c reads headers by plain.c or, as
+ * index.c, by json.c (none.c without libjansson), part.c computes slices, load.c moves bytes,
+ * staging.c those of short rows.
  */
 #ifndef DATA_WEIGHTS_INTERNAL_H
 #define DATA_WEIGHTS_INTERNAL_H

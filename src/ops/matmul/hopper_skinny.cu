@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * The rung "skinny" for fp8 on sm_90a, both operands contiguous along k. A warp has no instruction
- * for fp8 there but conversions, which cost more than memory does. So the copy engine fills a ring
- * in shared memory, and wgmma multiplies 64 lines of the large matrix by 16 of the small one: four
+ * that multiplies fp8 there: mma is made of conversions to f16. So the copy engine fills a ring in
+ * shared memory, and wgmma multiplies 64 lines of the large matrix by 16 of the small one: four
  * instructions for 8 KiB. A block has 64 KiB of the large matrix in flight.
  * As in hopper_fp8.cu the sums of each 128 of k are added in f32, times scales by block.
  *

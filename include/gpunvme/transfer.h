@@ -121,9 +121,9 @@ struct gpunvme_io {
 gpunvme_err_t gpunvme_io_submit(struct gpunvme_io *ios, size_t n, struct gpunvme_batch *batch);
 
 /*
- * Submits `n` transfers and waits until all have ended. Their callbacks are not called. Returns the
- * error of the submission, with no transfer begun; TIMEOUT, as gpunvme_store_read() does; else the
- * first error of a transfer.
+ * Submits `n` transfers, at most 8,192 at a time, and waits until all have ended. Their callbacks
+ * are not called. Returns the error of the submission, with no transfer begun; TIMEOUT, as
+ * gpunvme_store_read() does; else the first error of a transfer.
  */
 gpunvme_err_t gpunvme_io_run(struct gpunvme_io *ios, size_t n);
 

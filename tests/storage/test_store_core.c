@@ -18,10 +18,13 @@
 #include "storage/internal.h"
 #include "transfer_util.h"
 
-#define NBYTES 65536u
+#define NBYTES   65536u
+#define MOST_RUN 8192u /* transfers of a gpunvme_io_run() in flight */
+#define MANY     20000u
+#define BAD      7u /* offset of a transfer that fails, if they end at once */
 
 /* Keeps what is submitted; the test ends it. */
-static struct gpunvme_io *held[64];
+static struct gpunvme_io *held[MOST_RUN];
 static size_t nheld;
 static unsigned nmapped, nunmapped;
 static gpunvme_err_t map_err;
@@ -36,7 +39,7 @@ static gpunvme_err_t hand_size(struct gpunvme_store *store, uint64_t *nbytes)
     return GPUNVME_OK;
 }
 
-static bool end_by_itself;
+static bool end_by_itself, end_at_once;
 static pthread_t ending;
 
 static void *end_soon(void *unused)
@@ -47,9 +50,24 @@ static void *end_soon(void *unused)
     return NULL;
 }
 
+static void end_all(struct gpunvme_io *io)
+{
+    for (struct gpunvme_io *next; io; io = next) {
+        next = io->priv.next;
+        if (io->offset == BAD)
+            store_io_end(io, base_fail(GPUNVME_ERR_IO, "bad block of %zu bytes", io->nbytes), 0);
+        else
+            store_io_end(io, GPUNVME_OK, io->nbytes);
+    }
+}
+
 static void hand_submit(struct gpunvme_store *store, struct gpunvme_io *first, size_t n)
 {
     (void)store;
+    if (end_at_once) {
+        end_all(first);
+        return;
+    }
     for (struct gpunvme_io *io = first; io; io = io->priv.next, n--)
         held[nheld++] = io;
     assert_int_equal(n, 0);
@@ -115,7 +133,7 @@ static int setup(void **state)
     nheld = 0;
     ncanceled = 0;
     prefix = 0;
-    end_by_itself = false;
+    end_by_itself = end_at_once = false;
     map_err = GPUNVME_OK;
     nmapped = nunmapped = 0;
     return 0;
@@ -460,6 +478,53 @@ static void the_detail_of_an_error_is_that_of_the_transfer(void **state)
                         "the disk is wet; 10 bytes at offset 7, of which the first 3 were moved");
 }
 
+static struct gpunvme_io *many_reads(void)
+{
+    struct gpunvme_io *ios = calloc(MANY, sizeof(*ios));
+
+    assert_non_null(ios);
+    for (unsigned i = 0; i < MANY; i++) {
+        ios[i] = read_of(0, 1 + i % 100);
+        ios[i].store = &store;
+    }
+    return ios;
+}
+
+static void a_run_of_many_tells_each_what_came_of_it(void **state)
+{
+    struct gpunvme_io *ios = many_reads();
+
+    (void)state;
+    end_at_once = true;
+    assert_int_equal(gpunvme_io_run(ios, MANY), GPUNVME_OK);
+    for (unsigned i = 0; i < MANY; i++)
+        assert_int_equal(ios[i].done, ios[i].nbytes);
+    ios[15000].offset = ios[12345].offset = BAD;
+    assert_int_equal(gpunvme_io_run(ios, MANY), GPUNVME_ERR_IO);
+    assert_non_null(strstr(gpunvme_err_detail(), "bad block of 46 bytes"));
+    for (unsigned i = 0; i < MANY; i++)
+        assert_int_equal(ios[i].err, ios[i].offset == BAD ? GPUNVME_ERR_IO : GPUNVME_OK);
+    free(ios);
+}
+
+/* Those that had not begun as well. */
+static void a_run_of_many_in_which_nothing_moves_times_out(void **state)
+{
+    struct gpunvme_io *ios = many_reads();
+
+    (void)state;
+    assert_int_equal(gpunvme_io_run(ios, MANY), GPUNVME_ERR_TIMEOUT);
+    assert_int_equal(nheld, MOST_RUN);
+    assert_int_equal(ncanceled, MOST_RUN);
+    for (unsigned i = 0; i < MANY; i++) {
+        assert_int_equal(ios[i].err, GPUNVME_ERR_TIMEOUT);
+        assert_int_equal(ios[i].done, 0);
+    }
+    free(ios);
+    for (unsigned i = 0; i < MOST_RUN; i++)
+        store_io_end(held[i], GPUNVME_OK, 10);
+}
+
 static void what_makes_no_sense_is_refused(void **state)
 {
     struct gpunvme_store_info info;
@@ -537,6 +602,8 @@ int main(void)
         TEST(registered_memory_that_a_backend_has_no_use_for_is_held_too),
         TEST(what_is_in_flight_is_not_submitted_again),
         TEST(the_detail_of_an_error_is_that_of_the_transfer),
+        TEST(a_run_of_many_tells_each_what_came_of_it),
+        TEST(a_run_of_many_in_which_nothing_moves_times_out),
         TEST(what_makes_no_sense_is_refused),
         TEST(registration_comes_in_between_transfers),
     };

@@ -14,7 +14,7 @@
 
 #define DESCRIPTORS 4096 /* 32 KiB of the kernel's */
 
-static void *lengthen(void *unused)
+void base_lengthen_descriptors(void)
 {
     int fd = eventfd(0, EFD_CLOEXEC), far = -1;
     struct rlimit limit;
@@ -26,10 +26,15 @@ static void *lengthen(void *unused)
         close(far);
     if (fd >= 0)
         close(fd);
+}
+
+static void *lengthen(void *unused)
+{
+    base_lengthen_descriptors();
     return unused;
 }
 
-void base_lengthen_descriptors(void)
+void base_lengthen_descriptors_meanwhile(void)
 {
     sigset_t all, before;
     pthread_t thread;

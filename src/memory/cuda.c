@@ -124,7 +124,7 @@ static void probe(void)
     int count = 0;
     cudaError_t err;
 
-    base_lengthen_descriptors(); /* files may be opened as soon as CUDA has started */
+    base_lengthen_descriptors_meanwhile(); /* files may be opened as soon as CUDA has started */
     if (cudaRuntimeGetVersion(&runtime_version) != cudaSuccess)
         runtime_version = CUDART_VERSION;
     if (!load_driver())

@@ -202,6 +202,8 @@ static void *thread_main(void *worker)
 
     prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     store_io_tell_late();
+    if (w == &w->all->of[w->all->n - 1])
+        base_lengthen_descriptors(); /* files will be opened */
     for (;;) {
         unsigned nbusy = 0;
 
@@ -276,7 +278,6 @@ gpunvme_err_t workers_start(unsigned n, struct workers **out)
             return base_fail_errno(error, "thread %u of %u", nstarted + 1, n);
         }
     }
-    base_lengthen_descriptors(); /* files will be opened */
     *out = workers;
     return GPUNVME_OK;
 }

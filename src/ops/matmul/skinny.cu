@@ -128,6 +128,39 @@ struct loaded {
     uint4 x[8];
 };
 
+/* All passes of a warp: load(x, k) asks for what add(x, k) multiplies. */
+template <typename LOAD, typename ADD>
+static __device__ __forceinline__ void in_passes(int64_t k, int64_t step, int64_t end,
+                                                 const LOAD &load, const ADD &add)
+{
+    loaded now = {}, next = {};
+
+    if (k < end)
+        load(now, k);
+#pragma unroll 1
+    for (; k < end; k += step) {
+        if (k + step < end)
+            load(next, k + step);
+        add(now, k);
+        now = next;
+    }
+}
+
+/* The sums of 32 lines. */
+template <int COLS>
+static __device__ __forceinline__ void keep_sums(float *out, const float (&sums)[2][COLS / 8][4])
+{
+    int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int c = 0; c < COLS / 8; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[(c * 8 + col + i % 2) * 32 + h * 16 + line + i / 2 * 8] = sums[h][c][i];
+}
+
 /* k is contiguous: a quarter of 64 bytes of lines l / 4, and each eighth from there, is lane l's.
  */
 static __device__ __forceinline__ void load_pairs(loaded &a, const source &w, int64_t first,
@@ -179,26 +212,12 @@ static __device__ __forceinline__ void sum_pairs(float *out, const source &w, co
                                                  int64_t first, int64_t k, int64_t step,
                                                  int64_t end)
 {
-    int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
     float sums[2][COLS / 8][4] = {};
-    loaded now = {}, next = {};
 
-    if (k < end)
-        load_pairs(now, w, first, k, end);
-#pragma unroll 1
-    for (; k < end; k += step) {
-        if (k + step < end)
-            load_pairs(next, w, first, k + step, end);
-        add_pairs<DTYPE, COLS>(sums, now, x, k, end);
-        now = next;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int c = 0; c < COLS / 8; c++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                out[(c * 8 + col + i % 2) * 32 + h * 16 + line + i / 2 * 8] = sums[h][c][i];
+    in_passes(
+        k, step, end, [&](loaded &a, int64_t at) { load_pairs(a, w, first, at, end); },
+        [&](const loaded &a, int64_t at) { add_pairs<DTYPE, COLS>(sums, a, x, at, end); });
+    keep_sums<COLS>(out, sums);
 }
 
 /* Lines are contiguous: 8 of them of four rows of k, of two times 16, are lane l's. */
@@ -348,36 +367,24 @@ static __device__ __forceinline__ void
 sum_bytes(float *out, const source &w, const source &x, int dtype_x, const lane_scales<4> &of_w,
           const lane_scales<COLS / 4> &of_x, int64_t first, int64_t k, int64_t step, int64_t end)
 {
-    int line = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
     float sums[2][COLS / 8][4] = {};
-    loaded now = {}, next = {};
 
-    if (k < end)
-        load_bytes(now, w, first, k, end);
-#pragma unroll 1
-    for (; k < end; k += step) {
-        float part[2][COLS / 8][4] = {};
+    in_passes(
+        k, step, end, [&](loaded &a, int64_t at) { load_bytes(a, w, first, at, end); },
+        [&](const loaded &a, int64_t at) {
+            float part[2][COLS / 8][4] = {};
 
-        if (k + step < end)
-            load_bytes(next, w, first, k + step, end);
-        add_bytes<DTYPE, COLS>(part, now, x, dtype_x, k, end);
+            add_bytes<DTYPE, COLS>(part, a, x, dtype_x, at, end);
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+            for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int c = 0; c < COLS / 8; c++)
+                for (int c = 0; c < COLS / 8; c++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sums[h][c][i] += scale_of(of_w, h * 2 + i / 2, k) *
-                                     scale_of(of_x, c * 2 + i % 2, k) * part[h][c][i];
-        now = next;
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int c = 0; c < COLS / 8; c++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                out[(c * 8 + col + i % 2) * 32 + h * 16 + line + i / 2 * 8] = sums[h][c][i];
+                    for (int i = 0; i < 4; i++)
+                        sums[h][c][i] += scale_of(of_w, h * 2 + i / 2, at) *
+                                         scale_of(of_x, c * 2 + i % 2, at) * part[h][c][i];
+        });
+    keep_sums<COLS>(out, sums);
 }
 
 /* Adds up what four neighbouring lanes have; the first has the sum. */

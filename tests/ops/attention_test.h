@@ -769,4 +769,40 @@ static inline void compare_out(const char *variant, const struct problem *p)
                  allowed(&lse, GPUNVME_OPS_F32));
 }
 
+/* A rung may refuse a call; where this says that it takes it, a refusal fails the test. */
+static inline bool forward_takes(const char *variant, const struct request *r)
+{
+    if (!strcmp(variant, "hopper") &&
+        (!r->aligned || r->rope || r->scale < 0 ||
+         (r->dtype == GPUNVME_OPS_E4M3 && (r->dim > 128 || r->dim_v > 128))))
+        return false;
+    return variant_takes(GPUNVME_OPS_ATTENTION, variant, r->dtype, 0);
+}
+
+static inline void test_forward(const char *variant, void *arg)
+{
+    struct problem *p = arg;
+
+    if (!forward_takes(variant, p->r))
+        return;
+    tensor_poison(&p->out);
+    tensor_poison(&p->lse);
+    run_attention(variant, p);
+    compare_out(variant, p);
+    expect_padding(p, &p->out, true);
+    expect_padding(p, &p->lse, true);
+}
+
+/* Every variant, with operands drawn from `rng`. */
+static inline void test_request(struct request r, struct base_random *rng)
+{
+    struct problem p;
+
+    r = with_defaults(r);
+    p = problem_new(&r, rng);
+    make_references(&p);
+    for_each_variant(GPUNVME_OPS_ATTENTION, test_forward, &p);
+    problem_free(&p);
+}
+
 #endif

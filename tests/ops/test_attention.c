@@ -6,37 +6,9 @@
 
 static struct base_random rng = {11};
 
-/* A rung may refuse a call; where this says that it takes it, a refusal fails the test. */
-static bool takes(const char *variant, const struct request *r)
-{
-    if (!strcmp(variant, "hopper") && (!r->aligned || r->rope || r->scale < 0))
-        return false;
-    return variant_takes(GPUNVME_OPS_ATTENTION, variant, r->dtype, 0);
-}
-
-static void test_variant(const char *variant, void *arg)
-{
-    struct problem *p = arg;
-
-    if (!takes(variant, p->r))
-        return;
-    tensor_poison(&p->out);
-    tensor_poison(&p->lse);
-    run_attention(variant, p);
-    compare_out(variant, p);
-    expect_padding(p, &p->out, true);
-    expect_padding(p, &p->lse, true);
-}
-
 static void forward_in_type(struct request r)
 {
-    struct problem p;
-
-    r = with_defaults(r);
-    p = problem_new(&r, &rng);
-    make_references(&p);
-    for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
-    problem_free(&p);
+    test_request(r, &rng);
 }
 
 /* Kernels for 16-bit types are others than those for f32. */
@@ -77,7 +49,7 @@ static void expect_masked(const char *variant, void *arg)
 {
     const struct problem *p = arg;
 
-    if (!takes(variant, p->r))
+    if (!forward_takes(variant, p->r))
         return;
     run_attention(variant, p);
     for (int64_t q = 0; q < 7; q++) {
@@ -202,7 +174,7 @@ static void scores_may_grow_with_the_keys(void **state)
             for (int64_t h = 0; h < r.kv_heads; h++)
                 cpu_store(p.k.block, tensor_at(&p.k, 0, j, h, 0), dtype, (float)j * 0.03f);
         make_references(&p);
-        for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
+        for_each_variant(GPUNVME_OPS_ATTENTION, test_forward, &p);
         problem_free(&p);
     }
 }
@@ -276,7 +248,7 @@ static void v_may_be_the_first_channels_of_k(void **state)
     p.v = p.k;
     p.v.dim = r.dim_v;
     make_references(&p);
-    for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
+    for_each_variant(GPUNVME_OPS_ATTENTION, test_forward, &p);
     p.v.block = NULL;
     problem_free(&p);
 }
@@ -399,7 +371,7 @@ static void expect_same_bits(const char *variant, void *arg)
 
     assert_non_null(first);
     p->r = &r;
-    if (takes(variant, &r) &&
+    if (forward_takes(variant, &r) &&
         (!variant_find(GPUNVME_OPS_ATTENTION, variant, &v) || v.deterministic))
         for (r.threads = 0; r.threads < (FEWER_CASES ? 2 : 4); r.threads++) {
             run_attention(variant, p);

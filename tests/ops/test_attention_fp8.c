@@ -7,39 +7,10 @@
 
 static struct base_random rng = {23};
 
-/* A rung may refuse a call; where this says that it takes it, a refusal fails the test. */
-static bool takes(const char *variant, const struct request *r)
-{
-    if (!strcmp(variant, "hopper") &&
-        (!r->aligned || r->rope || r->scale < 0 || r->dim > 128 || r->dim_v > 128))
-        return false;
-    return variant_takes(GPUNVME_OPS_ATTENTION, variant, r->dtype, 0);
-}
-
-static void test_variant(const char *variant, void *arg)
-{
-    struct problem *p = arg;
-
-    if (!takes(variant, p->r))
-        return;
-    tensor_poison(&p->out);
-    tensor_poison(&p->lse);
-    run_attention(variant, p);
-    compare_out(variant, p);
-    expect_padding(p, &p->out, true);
-    expect_padding(p, &p->lse, true);
-}
-
 static void forward(struct request r)
 {
-    struct problem p;
-
     r.dtype = GPUNVME_OPS_E4M3;
-    r = with_defaults(r);
-    p = problem_new(&r, &rng);
-    make_references(&p);
-    for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
-    problem_free(&p);
+    test_request(r, &rng);
 }
 
 /* What the rung for sm_90a takes; where it is there, it is not refused. */
@@ -168,7 +139,7 @@ static void scores_may_grow_or_fall_with_the_keys(void **state)
                 cpu_store(p.k.block, tensor_at(&p.k, 0, j, h, 0), r.dtype,
                           (float)(falls ? r.k_len - j : j) * 0.3f);
         make_references(&p);
-        for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
+        for_each_variant(GPUNVME_OPS_ATTENTION, test_forward, &p);
         problem_free(&p);
     }
 }
@@ -199,7 +170,7 @@ static void equal_values_are_the_result(void **state)
                 cpu_store(p.v.block, tensor_at(&p.v, 0, j, h, c), r.dtype, (float)(c % 8 + 1));
             }
     make_references(&p);
-    for_each_variant(GPUNVME_OPS_ATTENTION, test_variant, &p);
+    for_each_variant(GPUNVME_OPS_ATTENTION, test_forward, &p);
     problem_free(&p);
 }
 

@@ -389,3 +389,142 @@ def test_a_change_by_load_model_is_seen_by_autograd(saved: Path) -> None:
     weights.load_model(m, saved)
     with pytest.raises(RuntimeError, match="modified"):
         out.backward()
+
+
+# ---- Modules that load_state_dict() has to fill -------------------------------------------------
+
+
+class Counts(torch.nn.Linear):  # type: ignore[name-defined, misc]
+    """Has extra state."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.steps = 0
+
+    def get_extra_state(self) -> Any:
+        return torch.tensor([self.steps])
+
+    def set_extra_state(self, state: Any) -> None:
+        assert type(state) is torch.Tensor
+        self.steps = int(state)
+
+
+class Renames(torch.nn.Module):  # type: ignore[name-defined, misc]
+    """Loads files in which a layer has another name, and one parameter is two."""
+
+    def __init__(self, new: bool = True) -> None:
+        super().__init__()
+        self.add_module("new" if new else "old", torch.nn.Linear(4, 4))
+        if new:
+            self.both = torch.nn.Parameter(torch.zeros(4, 4))
+            self._register_load_state_dict_pre_hook(self._rename)
+        else:
+            self.upper = torch.nn.Parameter(torch.randn(2, 4))
+            self.lower = torch.nn.Parameter(torch.randn(2, 4))
+
+    @staticmethod
+    def _rename(state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name in [name for name in state if name.startswith(prefix + "old.")]:
+            state[prefix + "new." + name[len(prefix) + 4:]] = state.pop(name)
+        halves = [state.pop(prefix + half, None) for half in ("upper", "lower")]
+        if halves[0] is not None:
+            state[prefix + "both"] = torch.cat(halves)
+
+
+class Keeps(torch.nn.Module):  # type: ignore[name-defined, misc]
+    """Takes a buffer as it finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None)
+        self._register_load_state_dict_pre_hook(self._take)
+
+    def _take(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        self.register_buffer("table", state[prefix + "table"])
+
+
+def keeper(table: Any) -> Any:
+    made = Keeps()
+    made.table = table
+    return made
+
+
+class Tells(torch.nn.Linear):  # type: ignore[name-defined, misc]
+    """A hook removes names that lack, and sees what was loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.seen = 0.0
+        self.register_load_state_dict_post_hook(self._look)
+
+    @staticmethod
+    def _look(self: Any, found: Any) -> None:
+        found.missing_keys[:] = [name for name in found.missing_keys if "scale" not in name]
+        self.seen = self.weight.sum().item()
+
+
+def counts(steps: int) -> Any:
+    made = Counts()
+    made.steps = steps
+    return made
+
+
+HANDED = [
+    (lambda: counts(7), lambda: counts(0)),
+    (lambda: Renames(new=False), Renames),
+    (lambda: keeper(torch.arange(5)), Keeps),
+    (lambda: torch.nn.Linear(4, 4, bias=False), Tells),
+    (lambda: torch.nn.BatchNorm1d(4), lambda: torch.nn.BatchNorm1d(4)),
+]
+HANDED_IDS = ["extra state", "renamed", "kept", "post-hook", "own method"]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("save, make", HANDED, ids=HANDED_IDS)
+def test_modules_with_hooks_and_extra_state_are_as_safetensors_loads_them(
+        theirs: Any, tmp_path: Path, save: Any, make: Any, inner: bool, assign: bool) -> None:
+    def whole(part: Any) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), part) if inner else part
+
+    torch.manual_seed(5)
+    wt.save_model(whole(save()), tmp_path / "x")
+    wanted, found = whole(make()), whole(make())
+    names = theirs.load_model(wanted, tmp_path / "x")
+    assert weights.load_model(found, tmp_path / "x", assign=assign) == (sorted(names[0]), names[1])
+    assert equal(found, wanted)
+    mine, other = (m[1] if inner else m for m in (found, wanted))
+    assert [type(t) for t in mine.state_dict(keep_vars=True).values()] == [
+        type(t) for t in other.state_dict(keep_vars=True).values()]
+    for name in ("steps", "seen"):
+        assert getattr(mine, name, None) == getattr(other, name, None)
+
+
+def test_parameters_that_a_hook_renames_are_filled_in_place(tmp_path: Path) -> None:
+    old, new = Renames(new=False), Renames()
+    wt.save_model(old, tmp_path / "x")
+    where = new.new.weight.data_ptr()
+    assert weights.load_model(new, tmp_path / "x") == ([], [])
+    assert new.new.weight.data_ptr() == where and same(new.new.weight.data, old.old.weight.data)
+    with torch.device("meta"):
+        new = Renames().bfloat16()
+    weights.load_model(new, tmp_path / "x")
+    assert same(new.new.weight.data, old.old.weight.data.bfloat16())
+
+
+def test_lazy_modules_get_the_shapes_of_the_file(tmp_path: Path) -> None:
+    full, lazy = torch.nn.Linear(4, 6), torch.nn.LazyLinear(6)
+    wt.save_model(full, tmp_path / "x")
+    assert weights.load_model(lazy, tmp_path / "x") == ([], [])
+    assert same(lazy.weight.data, full.weight.data) and same(lazy.bias.data, full.bias.data)
+
+
+def test_extra_state_that_lacks_or_is_not_expected_is_an_error_if_strict(tmp_path: Path) -> None:
+    wt.save_model(torch.nn.Linear(4, 4), tmp_path / "plain")
+    wt.save_model(Counts(), tmp_path / "extra")
+    with pytest.raises(RuntimeError, match="missing in the files: _extra_state"):
+        weights.load_model(Counts(), tmp_path / "plain")
+    assert weights.load_model(Counts(), tmp_path / "plain", strict=False) == (["_extra_state"], [])
+    with pytest.raises(RuntimeError, match="not in the module: _extra_state"):
+        weights.load_model(torch.nn.Linear(4, 4), tmp_path / "extra")

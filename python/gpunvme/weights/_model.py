@@ -17,6 +17,7 @@ from ._group import Group
 from ._load import Parts, load
 from ._open import files_of, safe_open
 from ._share import Memory, Shared, Spread, flat
+from ._state import Handed
 from ._target import CODES, NUMBERS, Devices, Target, target
 
 if TYPE_CHECKING:
@@ -64,8 +65,19 @@ def _slots(module: Any) -> Iterator[_Slot]:
     yield from found.values()
 
 
-def _match(module: Any, slots: Sequence[_Slot], files: Files,
-           strict: bool) -> tuple[list[str], list[str]]:
+def _split(slots: Sequence[_Slot], handed: Handed) -> tuple[list[_Slot], list[_Slot]]:
+    """Those that are filled here, and those that load_state_dict() fills."""
+    places = {_where(slot.tensor) for slot in slots if any(name in handed for name in slot.names)}
+    mine: list[_Slot] = []
+    theirs: list[_Slot] = []  # and what shares their memory
+    for slot in slots:
+        (theirs if _where(slot.tensor) in places else mine).append(slot)
+    handed.others.update(name for slot in theirs for name in slot.names)
+    return mine, theirs
+
+
+def _match(module: Any, slots: Sequence[_Slot], files: Files, strict: bool,
+           handed: Handed) -> tuple[list[str], list[str]]:
     """Finds the source of each slot; returns the missing and the unexpected names."""
     wrong = []
     known = set()
@@ -84,18 +96,22 @@ def _match(module: Any, slots: Sequence[_Slot], files: Files,
     # A name that shares the memory of a filled one is not missing.
     missing = [name for slot in slots if slot.source is None for name in slot.names
                if _where(slot.tensor) not in filled]
-    unexpected = [name for name in files.index if name not in known]
-    if strict and missing:
-        wrong.append(f"missing in the files: {', '.join(missing)}")
-    if strict and unexpected:
-        wrong.append(f"not in the module: {', '.join(unexpected)}")
-    if wrong:
-        raise RuntimeError(f"can't load {type(module).__name__}: {'; '.join(wrong)}")
+    unexpected = [name for name in files.index if name not in known and name not in handed]
+    _complain(module, wrong, missing if strict else [], unexpected if strict else [])
     return missing, unexpected
 
 
+def _complain(module: Any, wrong: list[str], missing: list[str], unexpected: list[str]) -> None:
+    if missing:
+        wrong.append(f"missing in the files: {', '.join(missing)}")
+    if unexpected:
+        wrong.append(f"not in the module: {', '.join(unexpected)}")
+    if wrong:
+        raise RuntimeError(f"can't load {type(module).__name__}: {'; '.join(wrong)}")
+
+
 def _where(tensor: Any) -> object:
-    if tensor.device.type == "meta":
+    if torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta":
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.nbytes
 
@@ -151,6 +167,7 @@ class _Work(NamedTuple):
     unexpected: list[str]
     direct: Sequence[_Slot]
     others: Sequence[_Slot]
+    theirs: Sequence[_Slot]  # of load_state_dict()
 
     def targets(self) -> set[Target]:
         return {slot.to for slot in self.slots if slot.to is not None}
@@ -234,6 +251,41 @@ def _spread(slots: Sequence[_Slot], memory: Sequence[Any], dtypes: Sequence[int]
 # ---- The module ---------------------------------------------------------------------------------
 
 
+def _finish(work: _Work, assign: bool) -> None:
+    """Shows the module what its slots have been filled with."""
+    for slot in work.direct:
+        torch.autograd.graph.increment_version(slot.memory)
+    for slot in work.slots:
+        if slot.new is not None:
+            _install(slot, assign)
+
+
+def _hand(model: Any, work: _Work, handed: Handed, devices: Devices | None, assign: bool,
+          strict: bool) -> None:
+    """Has load_state_dict() fill what it has to, and adds the names that lack."""
+    slots = {id(slot.tensor): slot for slot in work.theirs}
+    places = {name: _where(slot.tensor) for slot in work.theirs for name in slot.names}
+
+    def fill(tensor: Any, source: Tensor) -> None:
+        slot = slots.get(id(tensor)) or _Slot(tensor)
+        slot.names = slot.names or [source.name]
+        slot.source, slot.new, slot.dtype = source, None, 0
+        _make_room([slot], devices, assign=False)
+        one = _Work(work.files, [slot], [], [], *_direct([slot]), [])
+        _fill(one)
+        _finish(one, assign=False)
+
+    missing, unexpected = handed.load(work.files, devices or Devices("pt", "cpu", None), assign,
+                                      fill)
+    lacking = {name for name in missing if name in handed}  # the others have been filled
+    filled = {place for name, place in places.items() if name not in lacking}
+    missing = [name for name in missing
+               if name in lacking and (name not in places or places[name] not in filled)]
+    _complain(model, [], missing if strict else [], unexpected if strict else [])
+    work.missing.extend(missing)
+    work.unexpected.extend(unexpected)
+
+
 def _install(slot: _Slot, assign: bool) -> None:
     """Puts new memory into the module, or into the tensor that it has."""
     old, new = slot.tensor, slot.new
@@ -270,9 +322,14 @@ def load_model(
     not contiguous, are converted or copied one by one, so that one tensor at a time is in memory
     twice.
 
+    Modules that have hooks of load_state_dict(), or their own _load_from_state_dict(), are filled
+    by load_state_dict(), with all modules in them; so is extra state (set_extra_state()). Bytes are
+    still read directly into their parameters, but one tensor after the other. A tensor that a hook
+    computes with is in memory twice until the end. In a group each rank reads these for itself.
+
     Returns the names that the files lack, and those that the module lacks. With ``strict``, any
     such name is a RuntimeError; so is a shape that differs, with or without it. Nothing is changed
-    then. Names that share their memory are loaded once, and none of them is missing if one is in
+    then, unless load_state_dict() found it. Names that share their memory are loaded once, and none of them is missing if one is in
     the files. If the load itself fails, parameters that are filled in place have undefined bytes,
     and the others are unchanged. ``require``, ``engine``: see prefetch().
 
@@ -280,13 +337,17 @@ def load_model(
     module on one device. Each reads a share of the bytes and sends it to the others, as with
     gpunvme.weights.torch.load_file(). If a rank fails, all ranks raise an exception.
     """
+    handed = Handed(model)
+    devices = None
+    if device is not None or device_map is not None:
+        devices = Devices("pt", device, device_map)
+
     def prepare() -> _Work:
         files = files_of(filename, engine=engine, require=require)
-        slots = list(_slots(model))
-        missing, unexpected = _match(model, slots, files, strict)
-        given = device is not None or device_map is not None
-        _make_room(slots, Devices("pt", device, device_map) if given else None, assign)
-        return _Work(files, slots, missing, unexpected, *_direct(slots))
+        slots, theirs = _split(list(_slots(model)), handed)
+        missing, unexpected = _match(model, slots, files, strict, handed)
+        _make_room(slots, devices, assign)
+        return _Work(files, slots, missing, unexpected, *_direct(slots), theirs)
 
     def prepare_together(ranks: Group) -> tuple[tuple[_Work, Spread], list[Any]]:
         work = prepare()
@@ -296,6 +357,7 @@ def load_model(
                          ranks)
         return (work, spread), _same(work)
 
+    ranks = None
     if group is None:
         work = prepare()
         _fill(work)
@@ -304,9 +366,15 @@ def load_model(
         ranks = Group(group, next(gpus, None) if device is None else device)
         work, spread = ranks.together(lambda: prepare_together(ranks))
         _fill_together(work, spread, ranks)
-    for slot in work.direct:
-        torch.autograd.graph.increment_version(slot.memory)
-    for slot in work.slots:
-        if slot.new is not None:
-            _install(slot, assign)
+    _finish(work, assign)
+    if handed:
+        error = None
+        try:
+            _hand(model, work, handed, devices, assign, strict)
+        except Exception as why:
+            if ranks is None:
+                raise
+            error = why
+        if ranks is not None:
+            ranks.raise_any(error)
     return work.missing, work.unexpected

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._prefetch import Plan
 
 
-def _get(files: Files, tensor: Tensor, to: Target, pick: Pick | None = None) -> Any:
+def get(files: Files, tensor: Tensor, to: Target, pick: Pick | None = None) -> Any:
     """One tensor, or the part that ``pick`` describes."""
     shape = to.shape(tensor) if pick is None else pick.box_shape
     array = to.empty(shape, tensor.dtype)
@@ -59,11 +59,11 @@ class Slice:
 
     def __getitem__(self, index: Any) -> Any:
         pick = None if index is ... else Pick(self._tensor, self._to, index)
-        return _get(self._files, self._tensor, self._to, pick)
+        return get(self._files, self._tensor, self._to, pick)
 
     def load(self, device: Any) -> Any:
         """All of it on another device, for framework "pt"."""
-        return _get(self._files, self._tensor, target("pt", device))
+        return get(self._files, self._tensor, target("pt", device))
 
 
 class safe_open:
@@ -118,7 +118,7 @@ class safe_open:
     def get_tensor(self, name: str) -> Any:
         """A whole tensor."""
         files = self._now()
-        return _get(files, files[name], self._to)
+        return get(files, files[name], self._to)
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in the order of their bytes."""

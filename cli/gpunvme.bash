@@ -45,7 +45,7 @@ _gpunvme_options() {
             ;;
         ops)
             echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --batch" \
-                "--heads --page --values --causal --kind --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
+                "--heads --page --values --causal --window --softcap --lengths --kind --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }
@@ -98,7 +98,7 @@ _gpunvme() {
         words="create status ls stat get put rm migrate scrub rebuild configure serve"
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
-    elif [[ $command == ops && ${COMP_WORDS[2]} == bench && $before != --* ]]; then
+    elif [[ $command == ops && ${COMP_WORDS[2]} =~ ^(bench|check)$ && $before != --* ]]; then
         words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append norm-forward norm-backward cross-entropy adamw grad-norm embedding-forward embedding-backward swiglu-forward swiglu-backward rope moe-forward moe-backward"
     else
         words=$(_gpunvme_values "$before")

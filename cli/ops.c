@@ -44,6 +44,21 @@ int cli_ops_by_name(const char *name)
     return -1;
 }
 
+void cli_ops_add(struct argp_state *state, const char *arg, bool ops[GPUNVME_OPS_NOPS])
+{
+    int op = cli_ops_by_name(arg);
+
+    if (op >= 0)
+        ops[op] = true;
+    else if (!strcmp(arg, "linear"))
+        ops[GPUNVME_OPS_LINEAR_FORWARD] = ops[GPUNVME_OPS_LINEAR_BACKWARD] = true;
+    else
+        argp_error(
+            state,
+            "there is no operator '%s': matmul, linear, or another that 'gpunvme ops list' has",
+            arg);
+}
+
 /* By type, and how it is multiplied: enum gpunvme_ops_compute, or of fp8 enum ops_fp8. */
 static const char *const dtype_names[GPUNVME_OPS_NALLDTYPES][OPS_FP8_WAYS] = {
     [GPUNVME_OPS_F32] = {"f32", "tf32"},

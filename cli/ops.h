@@ -22,6 +22,10 @@ int cli_ops_fail(gpunvme_ops_status_t status);
 int cli_ops_by_name(const char *name);
 const char *cli_ops_name(int op);
 
+/* Adds an operator that the command line names, "linear" being both directions; or ends. */
+struct argp_state;
+void cli_ops_add(struct argp_state *state, const char *name, bool ops[GPUNVME_OPS_NOPS]);
+
 /*
  * How matmul multiplies fp8, a case's `compute`: by the scales of tensors, rows or blocks, or of
  * tensors with sums that stay in tensor cores, or where B is of the other type of fp8. Weights lie
@@ -95,6 +99,10 @@ struct ops_heads {
     int64_t page; /* rows of a page */
     bool causal;
     int64_t values; /* channels of a value over a cache, the first ones of its key (MLA); 0: own */
+    bool window;    /* a query sees `left` keys before its own position, and `right` after it */
+    int64_t left, right;
+    double softcap;   /* 0: none */
+    int64_t shortest; /* over a cache: lengths from this one to all keys, geometrically; 0: all */
 };
 
 struct ops_case {
@@ -245,9 +253,18 @@ struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c);
 bool ops_attention_is_latent(const struct ops_case *c);
 int64_t ops_attention_values(const struct ops_case *c);
 
-/* The keys of a sequence, and of them those that query i sees. */
+/* Keys that there is room for in each sequence; and those that sequence b has. */
 int64_t ops_attention_keys(const struct ops_case *c);
-int64_t ops_attention_seen(const struct ops_case *c, int64_t i);
+int64_t ops_attention_length(const struct ops_case *c, int64_t b);
+
+/* The keys of sequence b that query i sees: from `first` to before `end`, which is not less. */
+struct ops_seen {
+    int64_t first, end;
+};
+struct ops_seen ops_attention_seen(const struct ops_case *c, int64_t b, int64_t i);
+
+/* Elements of the cache that no query sees, beyond a sequence's end or outside its window. */
+double ops_attention_unread(const struct ops_case *c);
 
 /* Whether a result; and whether the matrix has contents of its own, which are written then. */
 bool ops_attention_is_result(const struct ops_case *c, int matrix);

@@ -73,25 +73,74 @@ bool ops_attention_is_result(const struct ops_case *c, int matrix)
            matrix == OPS_PAGES_V || (matrix == OPS_LSE && c->op != GPUNVME_OPS_ATTENTION_BACKWARD);
 }
 
-int64_t ops_attention_seen(const struct ops_case *c, int64_t i)
+static bool is_mixed(const struct ops_case *c)
 {
-    int64_t seen = i + 1 + c->shape.n - c->shape.m;
+    return c->op == GPUNVME_OPS_ATTENTION_PAGED && c->heads.shortest && c->heads.batch > 1;
+}
 
-    return !c->heads.causal ? c->shape.n : seen > 0 ? seen : 0;
+int64_t ops_attention_length(const struct ops_case *c, int64_t b)
+{
+    int64_t n = ops_attention_keys(c), shortest = c->heads.shortest;
+
+    if (!is_mixed(c))
+        return n;
+    return llround((double)shortest *
+                   pow((double)n / (double)shortest, (double)b / (double)(c->heads.batch - 1)));
+}
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+struct ops_seen ops_attention_seen(const struct ops_case *c, int64_t b, int64_t i)
+{
+    const struct ops_heads *h = &c->heads;
+    int64_t n = ops_attention_length(c, b), own = i + n - c->shape.m;
+    struct ops_seen seen = {0, n};
+
+    if (h->causal)
+        seen.end = smaller(seen.end, own + 1);
+    if (h->window) {
+        seen.first = own > h->left ? own - h->left : 0;
+        seen.end = smaller(seen.end, own + h->right + 1);
+    }
+    if (seen.end < seen.first)
+        seen.end = seen.first;
+    return seen;
+}
+
+double ops_attention_unread(const struct ops_case *c)
+{
+    double rows = 0;
+
+    if (c->op != GPUNVME_OPS_ATTENTION_PAGED)
+        return 0;
+    for (int64_t b = 0; b < c->heads.batch; b++) {
+        int64_t first = ops_attention_seen(c, b, 0).first;
+
+        rows += (double)(c->shape.n - ops_attention_seen(c, b, c->shape.m - 1).end + first);
+    }
+    return rows * (double)(c->heads.kv_heads * c->shape.k) * (ops_attention_is_latent(c) ? 1 : 2);
 }
 
 /* Two products, or backwards five; masked scores do not count. Appending multiplies nothing. */
 double ops_attention_flops(const struct ops_case *c)
 {
     double channels = (double)(c->shape.k + ops_attention_values(c)), pairs = 0;
+    int64_t batch = is_mixed(c) ? c->heads.batch : 1; /* of others all sequences are alike */
 
     if (c->op == GPUNVME_OPS_KV_APPEND)
         return 0;
-    for (int64_t i = 0; i < c->shape.m; i++)
-        pairs += (double)ops_attention_seen(c, i);
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < c->shape.m; i++) {
+            struct ops_seen seen = ops_attention_seen(c, b, i);
+
+            pairs += (double)(seen.end - seen.first);
+        }
     if (c->op == GPUNVME_OPS_ATTENTION_BACKWARD)
         channels = 5 * (double)c->shape.k;
-    return 2 * channels * pairs * (double)c->heads.heads * (double)c->heads.batch;
+    return 2 * channels * pairs * (double)c->heads.heads * (double)(c->heads.batch / batch);
 }
 
 /* As if all keys that a query sees had about the same score: weights are about 1 / their number. */
@@ -100,9 +149,10 @@ static void fill_lse(const struct ops_case *c, float *lse, struct base_random *r
     for (int64_t b = 0; b < c->heads.batch; b++)
         for (int64_t i = 0; i < c->shape.m; i++)
             for (int64_t h = 0; h < c->heads.heads; h++) {
-                int64_t seen = ops_attention_seen(c, i);
+                struct ops_seen seen = ops_attention_seen(c, b, i);
+                int64_t n = seen.end - seen.first;
 
-                *lse++ = (float)(log(seen > 0 ? (double)seen : 1) + base_random_real(r));
+                *lse++ = (float)(log(n > 0 ? (double)n : 1) + base_random_real(r));
             }
 }
 
@@ -131,7 +181,7 @@ bool ops_attention_fill(const struct ops_case *c, int matrix, void *data, struct
     if (matrix == OPS_TABLE)
         fill_table(c, data, r);
     for (int64_t b = 0; matrix == OPS_LENGTHS && b < c->heads.batch; b++)
-        ((int32_t *)data)[b] = (int32_t)ops_attention_keys(c);
+        ((int32_t *)data)[b] = (int32_t)ops_attention_length(c, b);
     if (!ops_is_attention(c->op))
         return false;
     for (int64_t i = 0; is_scale(matrix) && i < c->heads.batch * c->heads.kv_heads; i++)
@@ -183,6 +233,10 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c)
         .out_strides = out,
         .lse_strides = strides_of(c->shape.m, h->heads, 1),
         .causal = h->causal,
+        .window = h->window,
+        .window_left = h->left,
+        .window_right = h->right,
+        .softcap = (float)h->softcap,
         .dtype = c->dtype,
         .out_dtype = ops_case_out_dtype(c),
         .compute = c->compute,

@@ -59,17 +59,27 @@ static double fp8_share(const struct ops_case *c, int64_t k)
                                                                  : 0;
 }
 
+/* cap tanh(score / cap), whose tanh may be off by some EPS. */
+#define CAP_EPS (8 * EPS)
+
+static double capped(const struct ops_case *c, double score)
+{
+    double cap = c->heads.softcap;
+
+    return cap > 0 ? cap * tanh(score / cap) : score;
+}
+
 /* Weights of the keys that the query sees; `error` is what a score in f32 may lose. */
-static double weights_of(const struct ops_case *c, const struct query *q, double *weights,
-                         double *error)
+static double weights_of(const struct ops_case *c, const struct query *q, struct ops_seen seen,
+                         double *weights, double *error)
 {
     double scale = scale_of(c, OPS_SCALE_A, q) * scale_of(c, OPS_SCALE_B, q);
     double most = -INFINITY, sum = 0, size = 0;
-    int64_t seen = ops_attention_seen(c, q->i), dim = c->shape.k;
+    int64_t dim = c->shape.k;
 
     scale /= sqrt((double)dim);
 
-    for (int64_t j = 0; j < seen; j++) {
+    for (int64_t j = seen.first; j < seen.end; j++) {
         double product = 0, sizes = 0;
 
         for (int64_t x = 0; x < dim; x++) {
@@ -78,15 +88,16 @@ static double weights_of(const struct ops_case *c, const struct query *q, double
             product += one;
             sizes += fabs(one);
         }
-        weights[j] = scale * product;
+        weights[j] = capped(c, scale * product);
         most = fmax(most, weights[j]);
         size = fmax(size, scale * sizes);
     }
-    for (int64_t j = 0; j < seen; j++)
+    for (int64_t j = seen.first; j < seen.end; j++)
         sum += weights[j] = exp(weights[j] - most);
-    for (int64_t j = 0; j < seen; j++)
+    for (int64_t j = seen.first; j < seen.end; j++)
         weights[j] /= sum;
-    *error = ((double)(dim + 4) * EPS + fp8_share(c, dim)) * size + EXP_EPS;
+    *error =
+        ((double)(dim + 4) * EPS + fp8_share(c, dim)) * size + EXP_EPS + CAP_EPS * c->heads.softcap;
     return most + log(sum);
 }
 
@@ -105,18 +116,19 @@ static double share_of(const struct ops_case *c, int64_t seen, double error)
 static double error_of_query(const struct ops_case *c, const struct query *q, double *weights,
                              double most)
 {
-    int64_t seen = ops_attention_seen(c, q->i), row = q->row / c->shape.k;
+    struct ops_seen keys = ops_attention_seen(c, q->b, q->i);
+    int64_t seen = keys.end - keys.first, row = q->row / c->shape.k;
     int64_t values = ops_attention_values(c);
     int v = ops_attention_is_latent(c) ? OPS_B : OPS_V, out = ops_case_out_dtype(c);
     double factor = scale_of(c, OPS_SCALE_V, q);
-    double error, lse = weights_of(c, q, weights, &error), share = share_of(c, seen, error);
+    double error, lse = weights_of(c, q, keys, weights, &error), share = share_of(c, seen, error);
 
     most = ops_worst(most, (double)((const float *)c->host[OPS_LSE])[row], lse,
                      error + (double)(seen + 8) * EPS + 4 * EPS * fabs(lse));
     for (int64_t x = 0; x < values; x++) {
         double sum = 0, size = 0;
 
-        for (int64_t j = 0; j < seen; j++) {
+        for (int64_t j = keys.first; j < keys.end; j++) {
             double one = weights[j] * factor * load(c, v, key_at(c, q, j) + x);
 
             sum += one;
@@ -154,16 +166,19 @@ static struct pair pair_of(const struct ops_case *c, const struct query *q, int6
     double scale = 1 / sqrt((double)c->shape.k), sizes, grads, deltas;
     int64_t key = key_at(c, q, j);
     double lse = (double)((const float *)c->host[OPS_LSE])[q->row / c->shape.k];
-    double score = scale * dot(c, OPS_A, q->row, OPS_B, key, &sizes);
+    double score = capped(c, scale * dot(c, OPS_A, q->row, OPS_B, key, &sizes));
     double grad = dot(c, OPS_GRAD_Y, q->row, OPS_V, key, &grads);
     double delta = dot(c, OPS_GRAD_Y, q->row, OPS_OUT, q->row, &deltas);
-    double one = (double)(c->shape.k + 4) * EPS;
+    double one = (double)(c->shape.k + 4) * EPS, cap = c->heads.softcap;
+    double slope = cap > 0 ? 1 - score / cap * (score / cap) : 1;
     struct pair pair = {.weight = exp(score - lse)};
 
-    pair.grad = pair.weight * (grad - delta);
+    pair.grad = pair.weight * (grad - delta) * slope;
     pair.size = pair.weight * (grads + deltas);
     pair.share = one * (scale * sizes + 2) + EXP_EPS + 2 * EPS * fabs(lse) +
                  (rounded ? 2 * ops_rounding(c->dtype, 1) : 0);
+    if (cap > 0) /* the score's error once more, in the slope */
+        pair.share += CAP_EPS * (cap + 2) + 2 * one * scale * sizes / cap;
     return pair;
 }
 
@@ -203,13 +218,14 @@ static double error_of_grad_q(const struct ops_case *c, const struct query *q, s
                               double most)
 {
     double scale = 1 / sqrt((double)c->shape.k);
-    int64_t seen = ops_attention_seen(c, q->i);
+    struct ops_seen seen = ops_attention_seen(c, q->b, q->i);
 
     clear(c, row);
-    for (int64_t j = 0; j < seen; j++) {
+    for (int64_t j = seen.first; j < seen.end; j++) {
         struct pair pair = pair_of(c, q, j);
 
-        add(c, row, scale * pair.grad, scale * pair.size, pair.share, seen, OPS_B, key_at(c, q, j));
+        add(c, row, scale * pair.grad, scale * pair.size, pair.share, seen.end - seen.first, OPS_B,
+            key_at(c, q, j));
     }
     return worst_row(c, row, OPS_C, q->row, most);
 }
@@ -226,9 +242,10 @@ static double error_of_grad_kv(const struct ops_case *c, const struct query *q, 
     for (int64_t head = first; head < first + group; head++)
         for (int64_t i = 0; i < c->shape.m; i++) {
             struct query other = query_of(c, q->b, i, head);
+            struct ops_seen seen = ops_attention_seen(c, q->b, i);
             struct pair pair;
 
-            if (j >= ops_attention_seen(c, i))
+            if (j < seen.first || j >= seen.end)
                 continue;
             pair = pair_of(c, &other, j);
             add(c, &rows[0], scale * pair.grad, scale * pair.size, pair.share, group * c->shape.m,

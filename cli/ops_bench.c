@@ -31,6 +31,9 @@ enum {
     KEY_CAUSAL,
     KEY_PAGE,
     KEY_VALUES,
+    KEY_WINDOW,
+    KEY_SOFTCAP,
+    KEY_LENGTHS,
     KEY_KIND,
 };
 
@@ -66,6 +69,14 @@ static const struct argp_option options[] = {
     {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
     {"values", KEY_VALUES, "N", 0,
      "Attention over a cache: a value is the first N channels of its key (MLA)", 2},
+    {"window", KEY_WINDOW, "N[/M]", 0,
+     "Attention: a query sees N keys before its own position, and M after it (0)", 2},
+    {"softcap", KEY_SOFTCAP, "X", 0, "Attention: a score s becomes X tanh(s / X)", 2},
+    {"lengths", KEY_LENGTHS, "N", 0,
+     "Attention over a cache: lengths from N to those of the shape, each longer than the one "
+     "before "
+     "by the same factor",
+     2},
     {"kind", KEY_KIND, "rms|layer", 0, "Normalization: RMSNorm or LayerNorm (rms)", 2},
     {"threads", KEY_THREADS, "N", 0, "Threads of variants that have them (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
@@ -115,21 +126,6 @@ static int parse_name(struct argp_state *state, const char *option, const char *
     return value;
 }
 
-static void parse_operator(struct argp_state *state, const char *arg, struct ops_bench_args *args)
-{
-    int op = cli_ops_by_name(arg);
-
-    if (op >= 0)
-        args->ops[op] = true;
-    else if (!strcmp(arg, "linear"))
-        args->ops[GPUNVME_OPS_LINEAR_FORWARD] = args->ops[GPUNVME_OPS_LINEAR_BACKWARD] = true;
-    else
-        argp_error(
-            state,
-            "there is no operator '%s': matmul, linear, or another that 'gpunvme ops list' has",
-            arg);
-}
-
 /* "32" or "32/8". */
 static void parse_heads(struct argp_state *state, const char *arg, struct ops_heads *heads)
 {
@@ -145,6 +141,30 @@ static void parse_heads(struct argp_state *state, const char *arg, struct ops_he
         argp_error(state, "--heads=%s: must be like 32, or 32/8, where 8 divides 32", arg);
     heads->heads = all;
     heads->kv_heads = shared;
+}
+
+/* "4096" or "4096/128". */
+static void parse_window(struct argp_state *state, const char *arg, struct ops_heads *heads)
+{
+    unsigned left = 0, right = 0;
+    char more;
+    int n = sscanf(arg, "%9u/%9u%c", &left, &right, &more);
+
+    if (arg[0] < '0' || arg[0] > '9' || !(n == 2 || strspn(arg, "0123456789") == strlen(arg)))
+        argp_error(state, "--window=%s: must be like 4096, or 4096/128", arg);
+    heads->window = true;
+    heads->left = left;
+    heads->right = right;
+}
+
+static double parse_softcap(struct argp_state *state, const char *arg)
+{
+    char *end;
+    double value = strtod(arg, &end);
+
+    if (*end || !(value > 0) || !(value <= 1e6))
+        argp_error(state, "--softcap=%s: must be a number above 0, up to 1e6", arg);
+    return value;
 }
 
 static error_t parse_attention(int key, char *arg, struct argp_state *state)
@@ -163,6 +183,15 @@ static error_t parse_attention(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_VALUES:
         args->heads.values = (int64_t)cli_parse_count(state, "values", arg, 1, 65536);
+        return 0;
+    case KEY_WINDOW:
+        parse_window(state, arg, &args->heads);
+        return 0;
+    case KEY_SOFTCAP:
+        args->heads.softcap = parse_softcap(state, arg);
+        return 0;
+    case KEY_LENGTHS:
+        args->heads.shortest = (int64_t)cli_parse_count(state, "lengths", arg, 1, 999999);
         return 0;
     case KEY_CAUSAL:
         args->heads.causal = true;
@@ -236,7 +265,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->json = true;
         return 0;
     case ARGP_KEY_ARG:
-        parse_operator(state, arg, args);
+        cli_ops_add(state, arg, args->ops);
         return 0;
     case KEY_KIND:
         args->kind = parse_name(state, "kind", arg, kind_by_name, "rms or layer");
@@ -683,6 +712,9 @@ static int measure_case(struct ops_table *t, const struct peers *peers)
     if (ops_attention_values(&t->data) > s->k)
         return cli_usage("--values=%lld: keys have %lld channels", (long long)t->data.heads.values,
                          (long long)s->k);
+    if (t->data.heads.shortest > s->n)
+        return cli_usage("--lengths=%lld: the shape has %lld keys",
+                         (long long)t->data.heads.shortest, (long long)s->n);
     if (!ops_case_make(&t->data)) {
         cli_say("out of memory: matrices of %lld x %lld x %lld are too large for this machine",
                 (long long)s->m, (long long)s->n, (long long)s->k);

@@ -219,7 +219,7 @@ double ops_case_traffic(const struct ops_case *c)
     if (c->op == GPUNVME_OPS_KV_APPEND)
         nbytes = 2 * (double)(counts[OPS_B] + counts[OPS_V]) *
                  (double)gpunvme_ops_dtype_nbytes(c->dtype);
-    return nbytes;
+    return nbytes - ops_attention_unread(c) * (double)gpunvme_ops_dtype_nbytes(c->dtype);
 }
 
 /*

@@ -17,6 +17,7 @@ struct args {
     const char *variant;
     int device; /* -1: all */
     uint64_t seed;
+    bool some, ops[GPUNVME_OPS_NOPS]; /* which operators; not `some`: all */
 };
 
 enum { KEY_VARIANT = CLI_KEY_OWN, KEY_DEVICE, KEY_SEED };
@@ -31,11 +32,15 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Compares each variant of each operator that this machine has with sums in f64, with each type "
-    "and on several shapes; attention in 32 queries and keys of four heads. The error is shown as "
+    "and on several shapes; attention in 32 queries and keys of four heads. OPERATOR is a name "
+    "that "
+    "'gpunvme ops list' has, or linear (both directions); without one all are checked. The error "
+    "is shown as "
     "a share of what sums in f32 may lose: up to 1 is right. With a GPU, its variants are checked, "
     "too."
     "\vExamples:\n"
     "  gpunvme ops check\n"
+    "  gpunvme ops check attention attention-backward --device cuda\n"
     "  gpunvme ops check --device cuda --variant hopper\n"
     "  gpunvme ops check --variant avx512 --seed 7\n\n"
     "Exit codes: 0 all are right, 1 something failed, 2 usage, 3 a result is wrong.";
@@ -59,12 +64,16 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case CLI_KEY_JSON:
         args->json = true;
         return 0;
+    case ARGP_KEY_ARG:
+        args->some = true;
+        cli_ops_add(state, arg, args->ops);
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
-static const struct argp argp = {options, parse, NULL, doc, NULL, NULL, NULL};
+static const struct argp argp = {options, parse, "[OPERATOR...]", doc, NULL, NULL, NULL};
 
 static const struct ops_shape shapes[] = {
     {1, 1, 1},
@@ -110,7 +119,8 @@ static int64_t lines_of(const struct ops_case *c)
 
 /*
  * One variant and type on all shapes, linear layers with an activation of each kind in turn,
- * attention with every other shape causal.
+ * attention with every other shape causal, and of the others some with a window, a softcap or
+ * sequences of two lengths.
  */
 static gpunvme_ops_status_t check(const struct args *args, struct result *r)
 {
@@ -123,7 +133,17 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                              .compute = r->compute,
                              .activation = (int)(i % GPUNVME_OPS_NACTS),
                              .shape = shapes[i],
-                             .heads = {2, 4, 2, 16, i % 2, shapes[i].k == 576 ? 512 : 0},
+                             .heads = {.batch = 2,
+                                       .heads = 4,
+                                       .kv_heads = 2,
+                                       .page = 16,
+                                       .causal = i % 2,
+                                       .values = shapes[i].k == 576 ? 512 : 0,
+                                       .window = i % 4 == 2,
+                                       .left = 24,
+                                       .right = 8,
+                                       .softcap = i % 4 == 3 ? 1 : 0,
+                                       .shortest = i % 3 ? 0 : shapes[i].n / 2 + 1},
                              .kind = (int)(i / 2 % 2),
                              .seed = args->seed + i};
         gpunvme_ops_status_t status = GPUNVME_OPS_OK;
@@ -263,11 +283,15 @@ static void check_all(const struct args *args, struct cli_json *json, struct cou
         if (!json && device == GPUNVME_OPS_CUDA && ops_gpu_present())
             puts("on the GPU:");
         for (int op = 0; op < GPUNVME_OPS_NOPS && !count->code; op++)
-            check_ladder(args, op, device, json, count);
+            if (!args->some || args->ops[op])
+                check_ladder(args, op, device, json, count);
     }
     if (!count->found && args->variant)
         count->code =
-            cli_usage("there is no variant '%s': 'gpunvme ops list' has them", args->variant);
+            args->some
+                ? cli_usage("these operators have no variant '%s': 'gpunvme ops list' has them",
+                            args->variant)
+                : cli_usage("there is no variant '%s': 'gpunvme ops list' has them", args->variant);
     else if (!count->checked && !count->code)
         count->code = check_nothing(args);
 }

@@ -189,10 +189,17 @@ static void print_heads(const struct ops_table *t)
         printf("/%lld", (long long)h->kv_heads);
     if (h->causal)
         printf(", causal");
+    if (h->window)
+        printf(", window of %lld keys before and %lld after", (long long)h->left,
+               (long long)h->right);
+    if (h->softcap > 0)
+        printf(", softcap %g", h->softcap);
     if (has_pages(t))
         printf(", pages of %lld", (long long)h->page);
     if (ops_attention_is_latent(&t->data))
         printf(", values of %lld channels of the keys", (long long)h->values);
+    if (h->shortest && t->data.op == GPUNVME_OPS_ATTENTION_PAGED)
+        printf(", lengths from %lld", (long long)h->shortest);
 }
 
 static void print_head(const struct ops_table *t)
@@ -353,6 +360,14 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
         cli_json_u64(json, "heads", (uint64_t)t->data.heads.heads);
         cli_json_u64(json, "kv_heads", (uint64_t)t->data.heads.kv_heads);
         cli_json_bool(json, "causal", t->data.heads.causal);
+        if (t->data.heads.window) {
+            cli_json_u64(json, "window_left", (uint64_t)t->data.heads.left);
+            cli_json_u64(json, "window_right", (uint64_t)t->data.heads.right);
+        }
+        if (t->data.heads.softcap > 0)
+            cli_json_real(json, "softcap", t->data.heads.softcap);
+        if (t->data.heads.shortest && t->data.op == GPUNVME_OPS_ATTENTION_PAGED)
+            cli_json_u64(json, "shortest", (uint64_t)t->data.heads.shortest);
         if (has_pages(t))
             cli_json_u64(json, "page", (uint64_t)t->data.heads.page);
         if (ops_attention_is_latent(&t->data))

@@ -38,7 +38,18 @@ fi
 gpunvme ops check --device cpu --variant blocked --seed 5 --json
 expect 0
 expect_json
-check test "$(grep -c '"right": true' out)" -eq 21
+check test "$(grep -c '"right": true' out)" -eq 23
+
+promise "check takes operators by name"
+gpunvme ops check attention-paged linear --variant naive --device cpu
+expect 0
+expect_out '^  attention-paged +naive +f32 +8 cases .* right$'
+expect_out '^  linear-backward +naive '
+check test "$(grep -c '^  matmul' out)" -eq 0
+gpunvme ops check attentoin
+expect 2 "there is no operator 'attentoin'"
+gpunvme ops check matmul --variant online
+expect 2 "these operators have no variant 'online'"
 
 promise "bench has a row for each variant, with figures"
 gpunvme ops bench --shape 64 --rounds 2
@@ -98,6 +109,32 @@ for heads in 6/4 6/ 0 6/2x; do
     gpunvme ops bench attention --heads $heads
     expect 2 "8 divides 32"
 done
+
+promise "a window, a softcap and mixed lengths are what is timed, and what counts"
+gpunvme ops bench attention attention-backward --shape 12x20x16 --heads 2 --window 3/1 --softcap 0.5 --rounds 1 --no-peaks
+expect 0
+expect_out '^attention f32, 12 x 20 x 16, batch 1, heads 2, window of 3 keys before and 1 after, softcap 0.5$'
+gpunvme ops bench attention --shape 4x4x8 --heads 1 --window 1 --variant naive --rounds 1 --no-peaks --json
+expect 0
+expect_json
+expect_out '"window_left": 1'
+expect_out '"flops": 224$|"flops": 224,' # 7 pairs
+gpunvme ops bench attention-paged --shape 1x64x8 --batch 3 --heads 1 --lengths 16 --variant naive --rounds 1 --no-peaks
+expect 0
+expect_out ', lengths from 16$'
+gpunvme ops bench attention-paged --shape 1x64x8 --batch 3 --heads 1 --lengths 16 --variant naive --rounds 1 --no-peaks --json
+expect 0
+expect_json
+expect_out '"flops": 3584$|"flops": 3584,' # 16, 32 and 64 keys
+expect_out '"bytes": 7424$|"bytes": 7424,'
+gpunvme ops bench attention-paged --shape 1x64x8 --lengths 65
+expect 2 "the shape has 64 keys"
+for window in x 3/ -1 3/1x; do
+    gpunvme ops bench attention "--window=$window"
+    expect 2 "--window"
+done
+gpunvme ops bench attention --softcap -1
+expect 2 "--softcap"
 
 promise "bench of operators that memory limits has GB/s, and no operations"
 for op in norm-forward kv-append; do

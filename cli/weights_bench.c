@@ -64,17 +64,20 @@ static double rate(const struct row *row, double seconds)
 static void print_rows(const struct weights_args *args, const struct row *rows, size_t n)
 {
     char size[BASE_UNITS_TEXT];
+    bool simulated = false;
 
     printf("%-8s%10s%10s%12s%12s%12s  %s\n", "memory", "tensors", "size", "opened", "GB/s", "best",
            "from");
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        simulated |= rows[i].mem == GPUNVME_MEM_GPU && gpunvme_mem_gpu_is_host();
         printf("%-8s%10zu%10s%10.4f s%12.2f%12.2f  %s\n", memories[rows[i].mem], rows[i].ntensors,
                base_format_size(rows[i].nbytes, size, sizeof(size)),
                rows[i].open_s[args->rounds / 2],
                rate(&rows[i], rows[i].load_s[args->rounds / 2]) / 1e9,
                rate(&rows[i], rows[i].load_s[0]) / 1e9, rows[i].uri);
+    }
     printf("Medians of %u loads.%s\n", args->rounds,
-           gpunvme_mem_gpu_is_host() ? " Simulated: host memory stands in for a GPU's." : "");
+           simulated ? " Simulated: host memory stands in for a GPU's." : "");
 }
 
 static void print_json(const struct weights_args *args, const struct row *rows, size_t n)

@@ -106,6 +106,9 @@ gpunvme weights bench two.safetensors --memory host --rounds 1 --checksum --json
 expect 0
 expect_json
 expect_out '"memory": "host"'
+gpunvme weights bench two.safetensors --memory host --rounds 1
+expect 0
+check test "$(grep -c 'Simulated' out)" -eq 0
 gpunvme weights bench two.safetensors --rounds 0
 expect 2 "1 to 1000"
 

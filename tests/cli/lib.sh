@@ -106,6 +106,40 @@ make_weights() {
     } >"$1"
 }
 
+# serve SOCKET... -- ARGUMENT...: starts `gpunvme sim` in the background and waits for its sockets.
+serve() {
+    local sockets=()
+    while [ "$1" != -- ]; do
+        sockets+=("$1")
+        shift
+    done
+    shift
+    "$program" sim "$@" >out 2>err &
+    pid=$!
+    for _ in $(seq 400); do
+        local missing=0
+        for socket in "${sockets[@]}"; do
+            # A file that is there may be an old one: the process must hold a socket of this name.
+            grep -q "$work/$socket\$" /proc/net/unix || missing=1
+        done
+        [ $missing = 0 ] && return
+        sleep 0.05
+    done
+    fail "the sockets do not appear"
+}
+
+# stop SIGNAL: ends what serve() started; its exit code is in $code.
+stop() {
+    kill -"$1" $pid
+    for _ in $(seq 400); do
+        kill -0 $pid 2>/dev/null || break
+        sleep 0.05
+    done
+    kill -KILL $pid 2>/dev/null
+    wait $pid
+    code=$?
+}
+
 skip() {
     echo "SKIP: $1"
 }

@@ -4,39 +4,6 @@
 # gpunvme sim --listen: sockets made, replaced, refused and removed.
 . "$(dirname "$0")/lib.sh"
 
-# Starts the program and waits for its sockets, the arguments up to "--".
-serve() {
-    local sockets=()
-    while [ "$1" != -- ]; do
-        sockets+=("$1")
-        shift
-    done
-    shift
-    "$program" sim "$@" >out 2>err &
-    pid=$!
-    for _ in $(seq 400); do
-        local missing=0
-        for socket in "${sockets[@]}"; do
-            # A file that is there may be an old one: the process must hold a socket of this name.
-            grep -q "$work/$socket\$" /proc/net/unix || missing=1
-        done
-        [ $missing = 0 ] && return
-        sleep 0.05
-    done
-    fail "the sockets do not appear"
-}
-
-stop() {
-    kill -"$1" $pid
-    for _ in $(seq 400); do
-        kill -0 $pid 2>/dev/null || break
-        sleep 0.05
-    done
-    kill -KILL $pid 2>/dev/null
-    wait $pid
-    code=$?
-}
-
 promise "it serves until SIGTERM, removes its socket and reports"
 serve a -- --listen "$work/a" sim:size=1M
 stop TERM

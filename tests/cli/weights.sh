@@ -118,6 +118,35 @@ gpunvme weights ls model.safetensors.index.json
 expect 0
 expect_out '^1 tensors, 16 B, 1 files$'
 
+# A tensor on all units of a stripe set, with its checksum.
+{
+    printf '\100\000\000\000\000\000\000\000%-64s' \
+        '{"t":{"dtype":"U8","shape":[65536],"data_offsets":[0,65536]}}'
+    head -c 65536 /dev/urandom
+} >large.safetensors
+gpunvme weights verify large.safetensors --manifest large.sums --write
+expect 0
+
+promise "a stripe set holds tensors"
+truncate -s 2M one.bin two.bin
+gpunvme stripe create one.bin two.bin --unit 4K
+expect 0
+gpunvme write "stripe:one.bin;two.bin" -i large.safetensors -q
+expect 0
+gpunvme weights verify "stripe:two.bin;one.bin" --manifest large.sums
+expect 0
+expect_out 'verified +all 1 tensors'
+
+promise "a drive that another process serves holds tensors"
+serve drive -- --listen "$work/drive" sim:size=1M
+gpunvme write "vfio-user:$work/drive" -i large.safetensors -q
+expect 0
+gpunvme weights verify "vfio-user:$work/drive" --manifest large.sums
+expect 0
+expect_out 'verified +all 1 tensors'
+stop TERM
+check test "$code" -eq 0
+
 promise "what makes no sense is refused"
 gpunvme weights ls nowhere.safetensors
 expect 1 GPUNVME_ERR_NOT_FOUND

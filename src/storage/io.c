@@ -340,19 +340,38 @@ struct untold {
     struct gpunvme_io *ios[TELL_AT_ONCE];
     struct gpunvme_store *stores[TELL_AT_ONCE]; /* a transfer is the caller's once told */
     size_t n;
+    struct gpunvme_store *counted; /* by which so many have ended that it does not know of */
+    size_t ncounted;
 };
 
 static _Thread_local struct untold untold;
 static _Thread_local bool tells_late;
 
 /* The last touch of a store: now it may be closed. */
-static void have_ended(struct gpunvme_store *store, size_t n)
+static void count(void)
 {
-    atomic_fetch_add_explicit(&store->progress, n, memory_order_relaxed);
-    atomic_fetch_sub(&store->in_flight, n);
+    struct untold *u = &untold;
+    size_t n = u->ncounted;
+
+    if (!n)
+        return;
+    u->ncounted = 0;
+    atomic_fetch_add_explicit(&u->counted->progress, n, memory_order_relaxed);
+    atomic_fetch_sub(&u->counted->in_flight, n);
 }
 
-void store_io_tell(void)
+/* One has ended: workers tell a store of many at once. */
+static void has_ended(struct gpunvme_store *store)
+{
+    struct untold *u = &untold;
+
+    if (u->counted != store)
+        count();
+    u->counted = store;
+    u->ncounted++;
+}
+
+static void tell_batch(void)
 {
     struct untold *u = &untold;
     size_t n = u->n;
@@ -361,11 +380,14 @@ void store_io_tell(void)
         return;
     u->n = 0;
     store_batch_push(u->batch, u->ios, n);
-    for (size_t i = 0, same; i < n; i += same) {
-        for (same = 1; i + same < n && u->stores[i + same] == u->stores[i];)
-            same++;
-        have_ended(u->stores[i], same);
-    }
+    for (size_t i = 0; i < n; i++)
+        has_ended(u->stores[i]);
+}
+
+void store_io_tell(void)
+{
+    tell_batch();
+    count();
 }
 
 void store_io_tell_late(void)
@@ -380,7 +402,7 @@ static void end_in_batch(struct gpunvme_io *io, struct gpunvme_batch *batch)
 
     __atomic_store_n(&io->priv.state, COLLECTED, __ATOMIC_RELEASE);
     if (u->n == TELL_AT_ONCE || (u->n && u->batch != batch))
-        store_io_tell();
+        tell_batch();
     u->batch = batch;
     u->stores[u->n] = io->store;
     u->ios[u->n++] = io;
@@ -399,7 +421,7 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
     io->done = done;
     if (io->callback) {
         __atomic_store_n(&io->priv.state, IDLE, __ATOMIC_RELEASE);
-        store_io_tell(); /* the caller's code may wait for somebody who waits for these */
+        tell_batch(); /* the caller's code may wait for somebody who waits for these */
         io->callback(io);
     } else if (batch) {
         end_in_batch(io, batch);
@@ -407,7 +429,9 @@ static void end(struct gpunvme_io *io, gpunvme_err_t err, size_t done)
     } else if (__atomic_exchange_n(&io->priv.state, ENDED, __ATOMIC_ACQ_REL) == WAITED) {
         futex_wake(&io->priv.state, INT_MAX);
     }
-    have_ended(store, 1);
+    has_ended(store);
+    if (!tells_late)
+        count();
 }
 
 void store_io_polled(struct gpunvme_io *io)

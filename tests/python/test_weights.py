@@ -395,6 +395,12 @@ def test_a_framework_or_device_that_there_is_not_is_a_weights_error(
         weights.safe_open(file, *arguments)
 
 
+@pytest.mark.parametrize("framework", ["jax", "flax", "tf", "tensorflow", "mlx", "paddle"])
+def test_other_frameworks_are_refused_with_a_way_to_get_there(file: Path, framework: str) -> None:
+    with pytest.raises(weights.WeightsError, match=f"{framework}.*arrays of numpy"):
+        weights.safe_open(file, framework)
+
+
 def test_a_file_that_became_shorter_is_an_error(large: Path) -> None:
     with weights.safe_open(large, "np") as f:
         os.truncate(large, large.stat().st_size // 2)

@@ -247,7 +247,8 @@ def target(framework: str, device: Any = "cpu") -> Target:
             refuse(f"device {device}: arrays of numpy are on the CPU")
         return _numpy()
     if framework not in ("pt", "torch", "pytorch"):
-        refuse(f'framework "{framework}": there are "pt" and "np"')
+        refuse(f'framework "{framework}": there are "pt" and "np". JAX, Flax, TensorFlow, MLX and '
+               'Paddle make their tensors of arrays of numpy, as by jax.numpy.asarray()')
     import torch
 
     try:

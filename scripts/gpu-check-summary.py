@@ -304,13 +304,24 @@ OPS_GOALS = {
 }
 
 
+def attention_ladder(table):
+    """All rungs in a line: TFLOP/s, or over a cache GB/s."""
+    paged = table["operator"] in ("attention-paged", "kv-append")
+    rate, unit, scale = ("gb_per_s", "GB/s", 1) if paged else ("gflops", "TFLOP/s", 1e3)
+    rungs = [f"{r['variant']} {r[rate] / scale:.4g}" for r in table["variants"] if rate in r]
+    what = f"{table['operator']} {table['dtype']} {table['m']} x {table['n']} x {table['k']}"
+    return what + (" causal" if table.get("causal") else ""), f"{', '.join(rungs)} {unit}", "", None
+
+
 def figures_of_ops(folder):
-    best, bad = {}, []
+    best, bad, ladders = {}, [], []
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     for name in names:
         if not name.endswith(".json") or name.startswith("check_"):
             continue
         for table in (load(folder, name) or {}).get("tables", []):
+            if table["operator"].startswith(("attention", "kv-append")):
+                ladders.append(attention_ladder(table))
             key = tuple(table[k] for k in ("operator", "dtype", "m", "n", "k"))
             key += ("" if table.get("preact", True) else " (no pre-activation)",)
             for row in table.get("variants", []):
@@ -327,6 +338,7 @@ def figures_of_ops(folder):
             yield what, f"{row['to_cublaslt']:.3g}{note}", "", None
         else:
             yield at_least(what, row["to_cublaslt"], goal, "", note)
+    yield from ladders
     wrong = [
         f"{r['operator']} {r['variant']} {r['dtype']}"
         for name in names

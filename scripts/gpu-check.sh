@@ -7,11 +7,12 @@
 #
 #   tests     every test that uses a GPU, those that are for it first; what failed
 #             once more, alone                                                           240 s
-#   sanitize  the GPU's tests and operators under memcheck and racecheck                 180 s
+#   sanitize  the GPU's tests and operators under memcheck and racecheck: every variant that
+#             'gpunvme ops list' has, the last rungs of each ladder first                300 s
 #   queues    I/O issued by the GPU: bench/gpu_sweep.sh, gpu_errors, gpu_ab.sh           420 s
 #   storage   files into GPU memory: gpu_memory, gpu_copy_batch, store_files.py, loader_rate.sh,
 #             store_rate.sh, disk_vs_fio.py, store_ways.sh, `gpunvme quickstart`         420 s
-#   ops       each variant of the operators checked, then timed beside cuBLASLt          360 s
+#   ops       each variant of the operators checked, then timed beside cuBLASLt          480 s
 #   python    the Python package, with PyTorch's operators where torch is: its tests, and
 #             what it costs over C                                                       300 s
 #
@@ -48,8 +49,8 @@
 #                               there, in build/gpu/ab/NAME/bench)
 #   GPUNVME_CHECK_AB_ROUNDS     how often at most (9)
 #   GPUNVME_CHECK_RACECHECK     tests for racecheck ('test_gpu_memory test_gpu_device')
-#   GPUNVME_CHECK_OPS           variants of operators for memcheck, and
-#   GPUNVME_CHECK_OPS_RACES     for racecheck
+#   GPUNVME_CHECK_OPS           variants of operators for memcheck (all), and
+#   GPUNVME_CHECK_OPS_RACES     for racecheck (all)
 #   GPUNVME_CHECK_BENCH         options of `gpunvme ops bench` ('--rounds 15 --time 300ms')
 #
 # Neither CUDA_MODULE_LOADING nor CUDA_DEVICE_MAX_CONNECTIONS is set here: tests and benchmarks that
@@ -68,7 +69,7 @@ test_seconds=${GPUNVME_CHECK_TEST_SECONDS:-75}
 grace=${GPUNVME_CHECK_GRACE:-5}
 sections=${GPUNVME_CHECK_SECTIONS:-one_queue,tier1,latency,writes,queues,drives,little,reapers,ceiling}
 jobs=$(nproc)
-declare -A budgets=([tests]=240 [sanitize]=180 [queues]=420 [storage]=420 [ops]=360 [python]=300)
+declare -A budgets=([tests]=240 [sanitize]=300 [queues]=420 [storage]=420 [ops]=480 [python]=300)
 
 # With kernels of ours that meet nobody else's, or only for moments. Left out are
 #   test_gpu_engine, test_gpu_engine_host   the driver's kernel waits for the controller's, and the
@@ -82,8 +83,6 @@ memcheck_tests=(test_gpu_memory test_gpu_queue test_gpu_api test_gpu_device)
 # racecheck sees shared memory only, which of these have the checksum and the kernel that freezes
 # queues.
 read -ra racecheck_tests <<<"${GPUNVME_CHECK_RACECHECK-test_gpu_memory test_gpu_device}"
-read -ra ops_variants <<<"${GPUNVME_CHECK_OPS-coarsened tensorcore grouped hopper skinny shaped fused persistent}"
-read -ra ops_racecheck <<<"${GPUNVME_CHECK_OPS_RACES-tiled coarsened tensorcore grouped hopper skinny shaped fused persistent}"
 
 die() {
     echo "gpu-check.sh: $*" >&2
@@ -349,13 +348,30 @@ sanitizer() {
     return "$rc"
 }
 
-# Three lanes: each of these programs leaves the GPU idle most of the time.
+# The variants that run on this GPU, each once: those that are last in a ladder first, for they do
+# the most with shared memory and asynchronous copies, and are what "auto" takes.
+last_rungs_first() { # FILE
+    python3 -c 'import json, sys
+from_the_end = {}
+for op in json.load(sys.stdin)["operators"].values():
+    rungs = [v["name"] for v in op if v["device"] == "cuda" and v["available"]]
+    for i, name in enumerate(reversed(rungs)):
+        from_the_end[name] = min(i, from_the_end.get(name, i))
+print(*sorted(from_the_end, key=from_the_end.get), sep="\n")' <"$1"
+}
+
+# Four lanes: each of these programs leaves the GPU idle most of the time.
 part_sanitize() {
+    local all=() ops_variants ops_racecheck
     needs_gpu "memcheck and racecheck" || return
     command -v compute-sanitizer >/dev/null || {
         cannot "memcheck and racecheck" "compute-sanitizer is not installed"
         return
     }
+    step list 60 to "$dir/list.json" "$build/cli/gpunvme" ops list --json
+    mapfile -t all < <(last_rungs_first "$dir/list.json")
+    read -ra ops_variants <<<"${GPUNVME_CHECK_OPS-${all[*]}}"
+    read -ra ops_racecheck <<<"${GPUNVME_CHECK_OPS_RACES-${all[*]}}"
     (for name in "${memcheck_tests[@]}"; do
         step "memcheck $name" 90 sanitizer memcheck "$build/tests/gpu/$name"
     done) &
@@ -365,8 +381,8 @@ part_sanitize() {
     done) &
     (for name in ${racecheck_tests[@]+"${racecheck_tests[@]}"}; do
         step "racecheck $name" 60 sanitizer racecheck "$build/tests/gpu/$name"
-    done
-    for name in ${ops_racecheck[@]+"${ops_racecheck[@]}"}; do
+    done) &
+    (for name in ${ops_racecheck[@]+"${ops_racecheck[@]}"}; do
         step "racecheck ops $name" 60 sanitizer racecheck \
             "$build/cli/gpunvme" ops check --device cuda --variant "$name"
     done) &
@@ -520,6 +536,7 @@ ladder() {
     shift 2
     for shape in "$@"; do
         name=${op}_${dtype}_$shape${more[*]+${more[*]//-/_}}
+        name=${name//[ \/]/_}
         without=$bad$faulty
         without=${without% }
         step "$name" 40 ops_bench "$dir/$name.json" "$op" --dtype "$dtype" --shape "$shape" \
@@ -568,6 +585,16 @@ part_ops() {
         more=(--no-preact)
         ladder linear-forward bf16 8192x16384x4096 4096
     fi
+    more=(--batch 8 --heads 16)
+    ladder attention bf16 2048x2048x128
+    ladder attention-backward bf16 2048x2048x128
+    more=(--batch 2 --heads 16 --causal)
+    ladder attention bf16 8192x8192x128
+    more=(--batch 32 --heads 32/8)
+    ladder attention-paged bf16 1x4096x128
+    ladder kv-append bf16 1x4096x128
+    more=(--batch 32 --heads 128/1 --values 512 --page 64)
+    ladder attention-paged bf16 1x8192x576
     more=()
     ladder moe-forward bf16 4096x4096x2048
     ladder moe-backward bf16 4096x4096x2048

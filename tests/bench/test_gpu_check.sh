@@ -109,6 +109,9 @@ case "$*" in
     "ops check"*stuck) echo '{"checks": []}'; exit 3 ;;
     "ops check"*) echo '{"checks": []}' ;;
     "ops bench"*"--variant stuck"*) out_of_time ;;
+    "ops bench attention "*)
+        echo '{"tables": [{"operator": "attention", "dtype": "bf16", "m": 8, "n": 9, "k": 4, "causal": true,
+        "variants": [{"variant": "plain", "gflops": 2e3}, {"variant": "failed"}, {"variant": "good", "gflops": 5e5}]}]}' ;;
     "ops bench linear-forward"*) echo "gpunvme: not this type (GPUNVME_OPS_ERR_DTYPE)" >&2; exit 1 ;;
     "ops bench linear"*) echo "gpunvme: good: an illegal memory access" >&2; exit 1 ;;
     "ops bench"*"--variant good"*|"ops bench"*"--without hung,stuck"*)
@@ -152,6 +155,8 @@ says '^cut +ops +matmul_f32_4096: '
 says '^ok +ops +matmul_f32_4096 good'
 says '^ok +ops +matmul_bf16_4096x4096x4099 '
 says '^  NO  matmul bf16 1 x 2 x 3, good / cuBLASLt: 0\.9, 500 TFLOP/s \(goal 0\.97\)'
+says '^ok +ops +attention_bf16_2048x2048x128__batch_8___heads_16 '
+says '^      attention bf16 8 x 9 x 4 causal: plain 2, good 500 TFLOP/s'
 says '^  NO  results that are wrong: matmul wrong bf16'
 says '^skipped +ops +linear-forward_bf16_4096 good: gpunvme: not this type'
 says '^failed +ops +linear-backward_bf16_8192x16384x4096 good: exit code 1'
@@ -162,6 +167,25 @@ sed -n '/^tests: /,$p' "$work/said" | cmp - "$OUT/summary.txt" || fail "the end 
 (($(wc -l <"$OUT/summary.txt") <= 60)) || fail "the summary is short"
 tar -xzOf "$OUT/ops.tar.gz" ops/check_hung.json | grep -q '"right": true' ||
     fail "what there was before it was cut off is kept"
+
+# A checker that finds nothing, and notes what it checks.
+cat >"$work/bin/compute-sanitizer" <<EOF
+#!/usr/bin/env bash
+echo "\$*" >>$work/sanitized
+echo "ERROR SUMMARY: 0 errors"
+echo "RACECHECK SUMMARY: 0 hazards displayed"
+EOF
+chmod +x "$work/bin/compute-sanitizer"
+PATH=$work/bin:$PATH check sanitize
+((rc == 0)) || fail "what finds nothing is good"
+for name in stuck hung good; do
+    says "^ok +sanitize +memcheck ops $name"
+    says "^ok +sanitize +racecheck ops $name"
+done
+[[ $(grep -o 'memcheck.*--variant .*' "$work/sanitized" | grep -o '[a-z]*$' | tr '\n' ' ') == 'stuck hung good ' ]] ||
+    fail "the last rungs are checked first"
+GPUNVME_CHECK_OPS="good" GPUNVME_CHECK_OPS_RACES="" PATH=$work/bin:$PATH check sanitize
+! grep -q 'ops stuck' "$work/said" || fail "only the variants that are named"
 
 export GPUNVME_CHECK_AB_ROUNDS=1
 check queues:300 storage:300

@@ -6,6 +6,7 @@
  * us: process_vm_readv(2) of our own memory ends early instead of ending the process. What it could
  * not do is left to pwrite(2), which knows the reason.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -106,7 +107,7 @@ size_t posix_fill_write(struct posix_fill *fill, const uint8_t *cpu, size_t nbyt
     size_t at = (size_t)offset, done = 0;
 
     /* The last byte makes the file's times right. */
-    if (!is_old(fill, at, nbytes) ||
+    if (atomic_load(&fill->is_forbidden) || !is_old(fill, at, nbytes) ||
         pwrite(fill->fd, cpu + nbytes - 1, 1, (off_t)(offset + nbytes - 1)) != 1)
         return 0;
     have_pages(fill, at, nbytes);
@@ -115,6 +116,8 @@ size_t posix_fill_write(struct posix_fill *fill, const uint8_t *cpu, size_t nbyt
         const struct iovec to = {fill->cpu + at + done, nbytes - done};
         ssize_t n = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
 
+        if (n < 0 && (errno == ENOSYS || errno == EPERM))
+            atomic_store(&fill->is_forbidden, true);
         if (n <= 0)
             break;
         done += (size_t)n;

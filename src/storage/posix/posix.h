@@ -219,9 +219,10 @@ struct posix_fill {
     int fd;
     pthread_mutex_t lock;
     bool is_tried;
-    uint8_t *cpu;        /* NULL: there is none */
-    uint64_t nbytes;     /* likewise 0 */
-    _Atomic bool *there; /* by granule (fill.c): its pages are mapped, or were */
+    uint8_t *cpu;              /* NULL: there is none */
+    uint64_t nbytes;           /* likewise 0 */
+    _Atomic bool is_forbidden; /* process_vm_readv(2) is, in some containers */
+    _Atomic bool *there;       /* by granule (fill.c): its pages are mapped, or were */
 };
 
 void posix_fill_init(struct posix_fill *fill, int fd);

@@ -3,8 +3,10 @@
 #
 # bench/ops_shapes.sh [LIST [FOLDER]]: checks the GPU's operators against sums in f64, then times
 # what "auto" takes beside the fastest of cuBLASLt's proposals, for each shape of LIST
-# (bench/ops_cliffs.txt; bench/ops_shapes.txt is the long one). FOLDER gets check.txt and
-# shapes.json; the end of the output is the summary. BUILD names the build folder.
+# (bench/ops_cliffs.txt; bench/ops_shapes.txt is the long one, of bf16, ops_shapes_f32.txt that of
+# f32, ops_fp8.txt that of fp8). FOLDER gets check.txt and shapes.json; the end of the output is the
+# summary. BUILD names the build folder, ROUNDS how often each is timed (11), BURST how long the runs
+# that are timed together last (2ms; 1s with TIME=30s shows what a warm GPU holds).
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -18,7 +20,8 @@ code=0
 mkdir -p "$out"
 "$gpunvme" ops check --device cuda >"$out/check.txt" 2>&1 || code=$?
 grep -vE ' right$' "$out/check.txt" | tail -20
-"$gpunvme" ops bench --device cuda --shapes "$list" --rounds "${ROUNDS:-11}" --time 60ms --json \
+"$gpunvme" ops bench --device cuda --shapes "$list" --rounds "${ROUNDS:-11}" \
+    --time "${TIME:-60ms}" --burst "${BURST:-2ms}" --json \
     >"$out/shapes.json" 2>"$out/shapes.log" || code=$?
 tail -5 "$out/shapes.log"
 python3 - "$out/shapes.json" <<'END' || code=$?

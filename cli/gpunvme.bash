@@ -45,7 +45,7 @@ _gpunvme_options() {
             ;;
         ops)
             echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --batch" \
-                "--heads --page --values --causal --window --softcap --lengths --kind --threads --rounds --time --no-peaks --cpu-time --seed --json --help --usage"
+                "--heads --page --values --causal --window --softcap --lengths --kind --threads --rounds --time --burst --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }

@@ -21,6 +21,7 @@ enum {
     KEY_THREADS,
     KEY_ROUNDS,
     KEY_TIME,
+    KEY_BURST,
     KEY_CPU_TIME,
     KEY_NO_PREACT,
     KEY_NO_PEAKS,
@@ -81,6 +82,10 @@ static const struct argp_option options[] = {
     {"threads", KEY_THREADS, "N", 0, "Threads of variants that have them (all processors)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "Runs of each variant, at most (9)", 3},
     {"time", KEY_TIME, "TIME", 0, "A variant that has run for this long is not run again (3s)", 3},
+    {"burst", KEY_BURST, "TIME", 0,
+     "On the GPU, how long the runs that are timed together last: 1s shows what a GPU holds that "
+     "gets warm (2ms)",
+     3},
     {"no-peaks", KEY_NO_PEAKS, NULL, 0, "Do not measure the machine's peaks", 3},
     {"cpu-time", KEY_CPU_TIME, NULL, 0,
      "Count CPU time instead of wall-clock time, for a machine that is shared with others. Threads "
@@ -102,8 +107,9 @@ static const char doc[] =
     "\vOpenBLAS computes the product alone, without bias and activation, in f32, with as many "
     "threads as the variant has; OPENBLAS_CORETYPE chooses its code. cuBLASLt computes as much of "
     "a linear layer as it can in one call; GPUNVME_CUBLASLT names another library. On the GPU, "
-    "time is the GPU's own, of as many runs in a row as fill 2 ms, on matrices that are not in its "
-    "cache.\n\n"
+    "time is the GPU's own, of as many runs in a row as fill --burst, on matrices that are not in "
+    "its "
+    "cache. MHz is the multiprocessors' clock, which NVML tells while they run.\n\n"
     "Peaks are measured in the same rounds: multiply-adds in registers (on the GPU's tensor cores "
     "products of the type, from registers or shared memory), and a copy of memory. GB/s count each "
     "matrix once. Before it is timed, each result is compared with sums in f64 in some rows and "
@@ -112,6 +118,7 @@ static const char doc[] =
     "  gpunvme ops bench\n"
     "  gpunvme ops bench matmul --shape 2048x2048x2048 --variant avx512\n"
     "  gpunvme ops bench --device cuda --dtype bf16 --shape 4096\n"
+    "  gpunvme ops bench --device cuda --dtype bf16 --shape 8192 --burst 1s --time 30s\n"
     "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json\n"
     "  gpunvme ops bench attention --shape 2048x2048x128 --heads 32/8 --causal\n\n"
     "Exit codes: 0 all variants were measured, 1 something failed, 2 usage, 3 a result is wrong.";
@@ -251,6 +258,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_TIME:
         args->time_ns = cli_parse_time(state, "time", arg);
+        return 0;
+    case KEY_BURST:
+        args->burst_ns = cli_parse_time(state, "burst", arg);
+        if (!args->burst_ns || args->burst_ns > OPS_MAX_BURST_NS)
+            argp_error(state, "--burst=%s: must be up to 10s", arg);
         return 0;
     case KEY_CPU_TIME:
         args->cpu_time = true;
@@ -534,23 +546,29 @@ static gpunvme_ops_status_t check_row(struct ops_table *t, struct ops_row *row)
 
 #define BATCH_SECONDS 2e-3
 #define MAX_BATCH     1000
+#define MAX_LONG      1000000 /* of a long burst */
 
-/* Runs on the GPU until so many in a row as fill a batch. */
+/* Runs on the GPU until so many in a row as fill a batch; a long burst is so many times that. */
 static gpunvme_ops_status_t fill_batch(struct ops_table *t, struct ops_row *row)
 {
+    double burst = (double)t->args->burst_ns * 1e-9, seconds = 0;
+    double fill = burst < BATCH_SECONDS ? burst : BATCH_SECONDS;
     gpunvme_ops_status_t status;
-    double seconds = 0;
 
     for (;;) {
         status = run_on_gpu(t, row, &seconds);
-        if (status || seconds * row->batch >= BATCH_SECONDS || row->batch * 2 > MAX_BATCH)
-            return status;
+        if (status || seconds * row->batch >= fill || row->batch * 2 > MAX_BATCH)
+            break;
         row->batch *= 2;
     }
+    if (!status && burst > BATCH_SECONDS && seconds * row->batch < burst)
+        row->batch = burst / seconds < MAX_LONG ? (unsigned)ceil(burst / seconds) : MAX_LONG;
+    return status;
 }
 
 static void add_run(struct ops_row *row, double seconds)
 {
+    row->clocks[row->nruns] = ops_gpu_clock();
     row->seconds[row->nruns++] = seconds;
     row->spent += seconds * row->batch;
 }
@@ -610,6 +628,8 @@ static void evaluate(struct ops_row *row)
         return;
     qsort(s, row->nruns, sizeof(*s), compare);
     row->median = quantile(s, row->nruns, 0.5);
+    qsort(row->clocks, row->nruns, sizeof(*row->clocks), compare);
+    row->clock = quantile(row->clocks, row->nruns, 0.5);
     row->spread = (quantile(s, row->nruns, 0.75) - quantile(s, row->nruns, 0.25)) / row->median;
 }
 
@@ -969,7 +989,8 @@ int cli_ops_bench(int argc, char **argv)
     struct ops_bench_args args = {.activation = GPUNVME_OPS_ACT_GELU,
                                   .heads = {.batch = 1, .heads = 8, .kv_heads = 8, .page = 16},
                                   .rounds = 9,
-                                  .time_ns = 3000000000u};
+                                  .time_ns = 3000000000u,
+                                  .burst_ns = 2000000u};
     struct cli_json json;
     bool any = false;
     int code;

@@ -9,10 +9,11 @@
 #include "ops.h"
 #include "ops_gpu.h"
 
-#define OPS_MAX_ROUNDS 99
-#define OPS_MAX_ROWS   16
-#define OPS_MAX_SHAPES 16
-#define OPS_MAX_CASES  512 /* of a list */
+#define OPS_MAX_ROUNDS   99
+#define OPS_MAX_ROWS     16
+#define OPS_MAX_SHAPES   16
+#define OPS_MAX_CASES    512 /* of a list */
+#define OPS_MAX_BURST_NS 10000000000u
 
 struct ops_bench_args {
     bool json;
@@ -25,7 +26,7 @@ struct ops_bench_args {
     struct ops_heads heads;
     int device, dtype, compute, activation, kind, threads;
     unsigned rounds;
-    uint64_t time_ns;
+    uint64_t time_ns, burst_ns;
 };
 
 /* What takes turns: variants, the peer (OpenBLAS or cuBLASLt), and what the machine can do at most.
@@ -44,7 +45,9 @@ struct ops_row {
     unsigned nruns;
     double spent; /* seconds */
     double seconds[OPS_MAX_ROUNDS];
-    double median, spread; /* seconds; (third - first quartile) / median */
+    double clocks[OPS_MAX_ROUNDS]; /* GPU: MHz in each run; 0: not known */
+    double clock;                  /* their median */
+    double median, spread;         /* seconds; (third - first quartile) / median */
 
     double work; /* of a peak: operations or bytes of a run */
     struct ops_peak cpu_peak;

@@ -31,6 +31,15 @@ const char *ops_gpu_error(void);
  */
 double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *lead);
 
+/*
+ * The multiprocessors' clock in MHz: of the last ops_gpu_time(), read by NVML when all its runs
+ * were enqueued and the GPU was at work; now, likewise (0: there is no NVML); and the highest one
+ * that CUDA knows of, which says nothing of a run (0: not known).
+ */
+double ops_gpu_clock(void);
+double ops_gpu_clock_now(void);
+double ops_gpu_clock_most(void);
+
 /* Enqueues a kernel that does nothing for so long: 10 ms at most. */
 bool ops_gpu_hold(double seconds);
 

@@ -129,7 +129,12 @@ static void print_figures(const struct ops_table *t, const struct ops_row *row)
     }
     print_ratio(x.to_before, 11);
     print_ratio(x.to_peer, 12);
-    printf("%10s%5u\n", time, row->nruns);
+    printf("%10s%5u", time, row->nruns);
+    if (on_gpu(t) && row->clock > 0)
+        printf("%6.0f", row->clock);
+    else if (on_gpu(t))
+        printf("%6s", "-");
+    putchar('\n');
 }
 
 static void print_row(const struct ops_table *t, const struct ops_row *row)
@@ -239,18 +244,38 @@ double ops_table_ratio(const struct ops_table *t)
     return best ? figures_of(t, best).to_peer : NAN;
 }
 
+/* Did NVML tell the clock of any run? */
+static bool has_clock(const struct ops_table *t)
+{
+    for (unsigned i = 0; i < t->nrows; i++)
+        if (ops_row_measured(&t->rows[i]) && t->rows[i].clock > 0)
+            return true;
+    return false;
+}
+
+static void print_clock(const struct ops_table *t)
+{
+    if (on_gpu(t) && has_clock(t))
+        printf("MHz: clock of the multiprocessors in the timed runs, by NVML\n");
+    else if (on_gpu(t))
+        printf("clock of the multiprocessors: %.0f MHz at most, by cudaDeviceGetAttribute (without "
+               "NVML, libnvidia-ml.so.1, that of the runs is not known)\n",
+               ops_gpu_clock_most());
+}
+
 void ops_table_print(const struct ops_table *t)
 {
     bool memory = passes_over_memory(t);
 
     print_head(t);
     print_all_peaks(t);
+    print_clock(t);
     printf("\n  %-12s%s%11s%11s%8s%9s", "variant", on_gpu(t) ? "" : " threads",
            memory ? "GB/s" : unit(t), "best", "spread", "of peak");
     if (!memory)
         printf("%10s%9s", "GB/s", "of peak");
-    printf("%11s%12s%10s%5s\n", "x before", on_gpu(t) ? "x cuBLASLt" : "x OpenBLAS", "time",
-           "runs");
+    printf("%11s%12s%10s%5s%s\n", "x before", on_gpu(t) ? "x cuBLASLt" : "x OpenBLAS", "time",
+           "runs", on_gpu(t) ? "   MHz" : "");
     for (unsigned i = 0; i < t->nrows; i++)
         print_row(t, &t->rows[i]);
 }
@@ -285,6 +310,11 @@ static void json_times(const struct ops_row *row, struct cli_json *json)
     cli_json_real(json, "seconds_min", row->seconds[0]);
     cli_json_real(json, "seconds_max", row->seconds[row->nruns - 1]);
     cli_json_real(json, "spread", row->spread);
+    if (row->clock > 0) {
+        cli_json_real(json, "sm_clock_mhz", row->clock);
+        cli_json_real(json, "sm_clock_mhz_min", row->clocks[0]);
+        cli_json_real(json, "sm_clock_mhz_max", row->clocks[row->nruns - 1]);
+    }
 }
 
 static void json_figures(const struct ops_table *t, const struct ops_row *row,
@@ -394,6 +424,8 @@ void ops_table_json(const struct ops_table *t, struct cli_json *json)
     if (on_gpu(t)) {
         cli_json_u64(json, "sets", t->data.nsets);
         cli_json_text(json, "cublaslt", t->cublas ? t->cublas->config : NULL);
+        cli_json_text(json, "sm_clock_by", has_clock(t) ? "NVML" : "cudaDeviceGetAttribute");
+        cli_json_real(json, "sm_clock_mhz_most", ops_gpu_clock_most());
     } else {
         cli_json_text(json, "openblas", t->blas ? t->blas->config : NULL);
     }

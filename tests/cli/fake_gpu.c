@@ -10,6 +10,7 @@
  *   FAKE_IDLE=VARIANT    does nothing, and says that it did
  *   FAKE_FAULT=VARIANT   its kernel faults: from then on nothing runs
  *   FAKE_NO_PEAKS=1      can't measure any
+ *   FAKE_NO_NVML=1       does not know its clock, but the highest one
  */
 #include <math.h>
 #include <stdlib.h>
@@ -148,6 +149,19 @@ double ops_gpu_time(bool (*run)(void *arg), void *arg, unsigned count, double *l
         return -1;
     *lead = load + 1e-6 * count;
     return load + RUN_SECONDS * count;
+}
+
+/* Another one each time. */
+double ops_gpu_clock(void)
+{
+    static int runs;
+
+    return getenv("FAKE_NO_NVML") ? 0 : 1500 + runs++ % 3;
+}
+
+double ops_gpu_clock_most(void)
+{
+    return 1980;
 }
 
 bool ops_gpu_peak_arithmetic(struct ops_gpu_peak *peak, int dtype, int compute)

@@ -245,6 +245,8 @@ gpunvme ops bench --device tpu
 expect 2 "cpu or cuda"
 gpunvme ops bench --activation tanh
 expect 2 "gelu_tanh"
+gpunvme ops bench --burst 11s
+expect 2 "up to 10s"
 gpunvme ops bench --variant fast --shape 8
 expect 2 "there is no variant 'fast'"
 gpunvme ops check --variant fast

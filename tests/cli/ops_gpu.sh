@@ -26,6 +26,29 @@ expect_json
 expect_out '"sets": 131'
 check test "$(grep -c '"batch": 64,' out)" -ge 3
 
+promise "a burst is as long as is asked for, and not longer"
+bench --shape 16 --burst 100ms --time 1s --json
+expect 0
+check test "$(grep -c '"batch": 2500,' out)" -ge 3
+
+promise "the clock is that of the runs, and without NVML the highest one"
+bench --shape 16 --json
+expect 0
+expect_json
+expect_out '"sm_clock_by": "NVML"'
+check test "$(grep -c '"sm_clock_mhz": 150[0-2],' out)" -ge 5
+bench --shape 16
+expect_out '^  variant .* runs   MHz$'
+expect_out '^  naive .* 150[0-2]$'
+FAKE_NO_NVML=1 bench --shape 16
+expect 0
+expect_out '^clock of the multiprocessors: 1980 MHz at most, by cudaDeviceGetAttribute'
+expect_out '^  naive .* -$'
+FAKE_NO_NVML=1 bench --shape 16 --json
+expect_out '"sm_clock_by": "cudaDeviceGetAttribute"'
+check test "$(grep -c '"sm_clock_mhz":' out)" -eq 0
+bench --shape 16 --json
+
 promise "the time in which code is loaded is not that of a run"
 check test "$(grep -c '"batch": 1,' out)" -eq 0
 

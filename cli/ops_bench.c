@@ -118,7 +118,7 @@ static const char doc[] =
     "  gpunvme ops bench\n"
     "  gpunvme ops bench matmul --shape 2048x2048x2048 --variant avx512\n"
     "  gpunvme ops bench --device cuda --dtype bf16 --shape 4096\n"
-    "  gpunvme ops bench --device cuda --dtype bf16 --shape 8192 --burst 1s --time 30s\n"
+    "  gpunvme ops bench --device cuda --dtype bf16 --burst 1s --time 9s\n"
     "  gpunvme ops bench linear --shape 512x4096x1024 --activation gelu --json\n"
     "  gpunvme ops bench attention --shape 2048x2048x128 --heads 32/8 --causal\n\n"
     "Exit codes: 0 all variants were measured, 1 something failed, 2 usage, 3 a result is wrong.";

@@ -12,7 +12,8 @@
  *     gpunvme_weights_load(weights, parts, n, NULL);
  *
  * Bytes go from the store directly to their destination, except those of slices with short rows and
- * of converted parts. These pass through at most GPUNVME_WEIGHTS_STAGING bytes of host memory.
+ * of converted parts. These pass through at most GPUNVME_WEIGHTS_STAGING bytes of host memory for
+ * all loads of the process, and an eighth of that for each further load at the same time.
  *
  * Threads: what gpunvme_weights_open() returns does not change, so all functions that take it may
  * be called from several threads at once, except close. A load is used by one thread at a time;
@@ -150,7 +151,7 @@ bool gpunvme_weights_metadata(const struct gpunvme_weights *weights, size_t file
  */
 
 #define GPUNVME_WEIGHTS_STAGING                                                                    \
-    ((size_t)32 << 20) /* bytes of host memory, at most, of one load                               \
+    ((size_t)32 << 20) /* bytes of host memory, at most, of one load or of all; see above          \
                         */
 
 struct gpunvme_range {

@@ -813,6 +813,53 @@ static void columns_of_short_and_of_long_rows_are_loaded(void **state)
     check_columns(10000, 3, 1, 2);
 }
 
+/* Slots of the load that have memory. */
+static unsigned count_slots(const struct gpunvme_weights_load *load)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < LOAD_NSLOTS; i++)
+        n += load->staging.slots[i].buf.nbytes != 0;
+    return n;
+}
+
+static void loads_share_the_staging_and_none_waits_for_another(void **state)
+{
+    enum { NROWS = 9000, ROW = 4000, RUN = 1000, NLOADS = 3 };
+    static const struct gpunvme_range ranges[] = {{0, NROWS}, {0, RUN}};
+    struct gpunvme_weights_part parts[NLOADS], *landed;
+    struct gpunvme_weights_load *loads[NLOADS];
+    struct gpunvme_weights *w;
+    unsigned nslots = 0;
+    size_t n;
+
+    (void)state;
+    make("matrix.safetensors",
+         "{\"m\":{\"dtype\":\"U8\",\"shape\":[9000,4000],\"data_offsets\":[0,36000000]}}",
+         NROWS * ROW);
+    w = open_good("matrix.safetensors");
+    for (unsigned i = 0; i < NLOADS; i++) {
+        parts[i] = (struct gpunvme_weights_part){
+            .tensor = gpunvme_weights_at(w, 0), .ranges = ranges, .ptr = malloc(NROWS * RUN)};
+        assert_int_equal(gpunvme_weights_load_start(w, &parts[i], 1, NULL, &loads[i]), GPUNVME_OK);
+        nslots += count_slots(loads[i]);
+    }
+    assert_int_equal(nslots, LOAD_NSLOTS + NLOADS - 1);
+    for (unsigned i = NLOADS; i-- > 0;) { /* the others keep their slots meanwhile */
+        assert_int_equal(gpunvme_weights_load_next(loads[i], &landed, 1, &n, 0), GPUNVME_OK);
+        assert_int_equal(n, 1);
+        assert_int_equal(parts[i].err, GPUNVME_OK);
+        for (uint64_t k = 0; k < NROWS * RUN; k++)
+            if (((uint8_t *)parts[i].ptr)[k] != byte_at(k / RUN * ROW + k % RUN, 0))
+                fail_msg("load %u, byte %u", i, (unsigned)k);
+    }
+    for (unsigned i = 0; i < NLOADS; i++) {
+        assert_int_equal(gpunvme_weights_load_end(loads[i]), GPUNVME_OK);
+        free(parts[i].ptr);
+    }
+    gpunvme_weights_close(w);
+}
+
 static void slices_that_do_not_fit_are_refused(void **state)
 {
     static const struct gpunvme_range beyond[] = {{0, 7}, {0, 40}, {0, 50}};
@@ -1817,6 +1864,7 @@ int main(void)
         cmocka_unit_test(of_many_bad_files_the_first_is_told),
         cmocka_unit_test(slices_along_any_dimension_are_loaded),
         cmocka_unit_test(columns_of_short_and_of_long_rows_are_loaded),
+        cmocka_unit_test(loads_share_the_staging_and_none_waits_for_another),
         cmocka_unit_test(slices_that_do_not_fit_are_refused),
         cmocka_unit_test(slices_of_less_than_a_byte_are_refused),
         cmocka_unit_test(an_unknown_dtype_is_loaded_whole_as_bytes),

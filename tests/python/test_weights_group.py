@@ -28,7 +28,7 @@ if not dist.is_available() or not dist.is_gloo_available():
 import gpunvme  # noqa: E402
 from gpunvme import weights  # noqa: E402
 from gpunvme.weights import torch as wt  # noqa: E402
-from gpunvme.weights._share import BUCKET, cut  # noqa: E402
+from gpunvme.weights._share import BUCKET, Spread, cut  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("parser")
 PATIENCE = 120  # seconds
@@ -431,6 +431,23 @@ def test_load_copies_reads_once_for_all_devices(file: Path, wanted: dict[str, An
     assert [plain(tensors) for tensors in found] == [wanted] * 3
     found[0]["long"].zero_()
     assert plain(found[1]) == wanted
+
+
+def test_small_tensors_take_64_mib_of_each_device_at_most(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {f"{i:03}": torch.full((1000,), i) for i in range(600)}
+    wt.save_file(small, tmp_path / "x")
+    taken = []
+    run = Spread.run
+
+    def look(self: Spread, files: Any, keep: object) -> Exception | None:
+        taken.append([sum(whole[rank].nbytes for whole in self._buffers) for rank in range(2)])
+        return run(self, files, keep)
+
+    monkeypatch.setattr(Spread, "run", look)
+    for tensors in wt.load_copies(tmp_path / "x", ["cpu"] * 2):
+        assert all(tensors[name].equal(t) for name, t in small.items())
+    assert taken and 0 < max(taken[0]) <= 64 << 20
 
 
 def test_load_copies_refuses_no_devices(file: Path) -> None:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 BUCKET = 16 << 20  # bytes of a bucket, about
 _SMALLEST = 64 << 10  # bytes of a bucket of a small model
 _PACKED = 1 << 20  # bytes of the smallest piece that is sent by itself
-_DEPTH = 4  # sends in flight, and so buffers of small pieces
+_DEPTH = 4  # sends in flight
+_BUFFERS = 3  # of small pieces, on each rank: 51 MiB
 
 
 class Way(Protocol):
@@ -131,7 +132,7 @@ class Spread:
         small = np.bincount(pieces.bucket[pieces.nbytes < _PACKED], minlength=1)
         self._buffers = [{rank: memory.flats[0].new_empty(BUCKET + _PACKED)
                           for rank, memory in shared.memory.items()}
-                         for _ in range(min(int((small > 1).sum()), _DEPTH))]
+                         for _ in range(min(int((small > 1).sum()), _BUFFERS))]
 
     def _parts_of(self, rank: int) -> Parts:
         """What a local rank reads for all."""
@@ -233,7 +234,7 @@ class Spread:
         self._flying.append((self._way.send(owner, flats), then))
 
     def _send_packed(self, owner: int, small: Sequence[int]) -> None:
-        while len(self._flying) >= _DEPTH:
+        while not self._buffers:
             self._take_end()
         sizes = self._pieces.nbytes[small].tolist()
         pieces = {rank: [self._flat(rank, i) for i in small] for rank in self._way.local}

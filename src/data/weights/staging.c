@@ -4,6 +4,7 @@
  * of the files are read into host memory, piece by piece, and from there rows are taken out: for a
  * GPU by a kernel, else by the CPU. Done by the thread that waits for the load.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,13 +118,47 @@ static gpunvme_err_t find_step(struct gpunvme_weights_load *load, const struct l
 /* ---- Reading -----------------------------------------------------------------------------------
  */
 
-static gpunvme_err_t equip(struct load_slot *slot, enum gpunvme_mem mem)
+/*
+ * Slots that loads have besides their first one. All loads share LOAD_NSLOTS - 1 of these. The
+ * first is a load's own, so that it never waits for another load, which may be one that no thread
+ * works on.
+ */
+static atomic_uint nshared;
+
+static bool take_shared(void)
 {
-    if (!slot->chunks)
-        slot->chunks = calloc(LOAD_CHUNKS, sizeof(slot->chunks[0]));
-    if (!slot->chunks)
-        return base_fail(GPUNVME_ERR_NOMEM, "staging");
-    return slot->buf.nbytes ? GPUNVME_OK : gpunvme_mem_alloc(LOAD_SLOT, mem, &slot->buf);
+    unsigned n = atomic_load_explicit(&nshared, memory_order_relaxed);
+
+    while (n < LOAD_NSLOTS - 1)
+        if (atomic_compare_exchange_weak_explicit(&nshared, &n, n + 1, memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return true;
+    return false;
+}
+
+/* Gives the slot its memory; *ready is false if other loads have what there is. */
+static gpunvme_err_t equip(struct load_staging *s, struct load_slot *slot, bool *ready)
+{
+    bool is_shared = slot != &s->slots[0];
+    gpunvme_err_t err;
+
+    *ready = true;
+    if (slot->buf.nbytes)
+        return GPUNVME_OK;
+    if (is_shared && !take_shared()) {
+        *ready = false;
+        return GPUNVME_OK;
+    }
+    slot->chunks = calloc(LOAD_CHUNKS, sizeof(slot->chunks[0]));
+    err = slot->chunks ? gpunvme_mem_alloc(LOAD_SLOT, s->mem, &slot->buf)
+                       : base_fail(GPUNVME_ERR_NOMEM, "staging");
+    if (err) {
+        free(slot->chunks);
+        slot->chunks = NULL;
+        if (is_shared)
+            atomic_fetch_sub_explicit(&nshared, 1, memory_order_relaxed);
+    }
+    return err;
 }
 
 /* Whether what comes next can be read along with what the slot has. */
@@ -218,11 +253,12 @@ static gpunvme_err_t fill(struct gpunvme_weights_load *load, struct load_slot *s
 {
     struct load_staging *s = &load->staging;
     const struct load_step *step;
+    bool ready = false;
     gpunvme_err_t err = find_step(load, &step);
 
     if (!err && step)
-        err = equip(slot, s->mem);
-    if (err || !step)
+        err = equip(s, slot, &ready);
+    if (err || !ready)
         return err;
     slot->io = (struct gpunvme_io){
         .store = load->weights->files[part_of(load, step->part)->tensor->file].store,
@@ -431,8 +467,12 @@ void load_staging_free(struct gpunvme_weights_load *load)
 {
     weights_walk_end(&load->staging.walk);
     for (unsigned i = 0; i < LOAD_NSLOTS; i++) {
-        free(load->staging.slots[i].chunks);
-        gpunvme_mem_free(&load->staging.slots[i].buf);
+        struct load_slot *slot = &load->staging.slots[i];
+
+        if (i && slot->buf.nbytes)
+            atomic_fetch_sub_explicit(&nshared, 1, memory_order_relaxed);
+        free(slot->chunks);
+        gpunvme_mem_free(&slot->buf);
     }
     free(load->staging.steps);
     free(load->staging.parts);

@@ -5,6 +5,7 @@
     bench/checkpoint_stall.py FOLDER [--gib 16] [--every 30] [--rounds 4]
                               [--snapshot pinned|device] [--no-defer]                 prints JSON
     bench/checkpoint_stall.py FOLDER --gib 4 --rounds 0 --peers          # only beside torch.save
+    bench/checkpoint_stall.py FOLDER --gib 4 --rounds 0 --peers --fio    # and beside fio's writes
 
 A round is --every seconds of steps without a save, and as many with one save at their begin. The
 stall of a round is how much longer its steps with the save took than as many at the mean of those
@@ -16,6 +17,11 @@ by torch.save() with fsync: --peers times in turn, and the first two once before
 counted. Rates are medians, with the least and the most; "times_torch_save" is the quotient of two
 medians. Each is told on stderr at once. A way that fails says why in NAME_failed, and in full on
 stderr. torch.save takes 5 s for 4 GiB on an H200, so leave the state small.
+
+--fio has fio write as many bytes to one file of FOLDER, with O_DIRECT and flushed, in turn with the
+others: the way of writing is the best of those that bench/disk_vs_fio.py tries. The file is there
+before, and those of saves are new. "times_fio" is the quotient of the medians. FOLDER is on a disk
+then. GPUNVME_FIO may name fio.
 
 Without a GPU it runs on the CPU: say --gib 0.1 --every 5 then.
 """
@@ -36,6 +42,7 @@ from typing import Any
 
 import torch
 
+from disk_vs_fio import fio_ways, named, with_fio
 from gpunvme import checkpoint
 
 on_gpu = torch.cuda.is_available()
@@ -119,8 +126,26 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+class Fio:
+    """Writes by fio, in its best way, over a file that is there."""
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        self.program = os.environ.get("GPUNVME_FIO", "fio")
+        self.path = folder / "peer.fio"
+        self.nbytes = max(nbytes >> 26, 1) << 26  # whole blocks for each thread
+        block = os.urandom(1 << 22)
+        with self.path.open("wb") as file:
+            for _ in range(self.nbytes // len(block)):
+                file.write(block)
+        self.way = next(iter(fio_ways(self.program, "write", str(self.path), self.nbytes)))
+
+    def write(self) -> float:
+        """GB/s."""
+        return float(with_fio(self.program, "write", str(self.path), self.nbytes, self.way))
+
+
 def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any,
-          runs: int) -> dict[str, Any]:
+          runs: int, fio: Fio | None) -> dict[str, Any]:
     """GB/s of saves that are waited for."""
     def save() -> None:
         checkpoint.save(state, folder / "peer")
@@ -134,7 +159,9 @@ def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any,
             file.flush()
             os.fsync(file.fileno())
 
-    ways = [save, save_async, torch_save]
+    ways: list[Callable[[], float | None]] = [save, save_async, torch_save]
+    if fio:
+        ways.append(fio.write)
     rates: dict[str, list[float]] = {way.__name__: [] for way in ways}
     failed: dict[str, str] = {}
     for run in range(runs + 1):
@@ -145,8 +172,8 @@ def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any,
             try:
                 synchronize()
                 begin = time.perf_counter()
-                way()
-                rates[name].append(nbytes / (time.perf_counter() - begin) / 1e9)
+                rate = way()
+                rates[name].append(rate or nbytes / (time.perf_counter() - begin) / 1e9)
                 print(f"{name}: {rates[name][-1]:.2f} GB/s", file=sys.stderr, flush=True)
             except Exception as why:  # noqa: BLE001  (the others go on)
                 traceback.print_exc()
@@ -162,7 +189,13 @@ def peers(state: dict[str, Any], folder: Path, nbytes: int, snapshot: Any,
         found[f"{name}_gb_s_range"] = [min(counted), max(counted)]
     if "torch_save" in medians:
         found["times_torch_save"] = {name: median / medians["torch_save"]
-                                     for name, median in medians.items() if name != "torch_save"}
+                                     for name, median in medians.items()
+                                     if name not in ("torch_save", "write")}
+    if fio and "write" in medians:
+        found["fio"] = named(fio.way) | {"gb_s": found.pop("write_gb_s"),
+                                         "gb_s_range": found.pop("write_gb_s_range")}
+        found["times_fio"] = {name: median / medians["write"]
+                              for name, median in medians.items() if name != "write"}
     return found
 
 
@@ -223,6 +256,7 @@ def main() -> None:
     parser.add_argument("--snapshot", choices=["pinned", "device"], default="pinned")
     parser.add_argument("--no-defer", action="store_true")
     parser.add_argument("--peers", type=int, nargs="?", const=3, default=0, metavar="RUNS")
+    parser.add_argument("--fio", action="store_true")
     options = parser.parse_args()
 
     training = Training(options.gib * 2**30, options.width, options.tokens)
@@ -234,7 +268,12 @@ def main() -> None:
     if options.rounds:
         report |= stall(training, options)
     if options.peers:
-        report |= peers(state, options.folder, nbytes, options.snapshot, options.peers)
+        fio = Fio(options.folder, nbytes) if options.fio else None
+        try:
+            report |= peers(state, options.folder, nbytes, options.snapshot, options.peers, fio)
+        finally:
+            if fio:
+                fio.path.unlink()
     print(json.dumps(report, indent=2))
 
 

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gpunvme import checkpoint
+from gpunvme import UnsupportedError, checkpoint
 from gpunvme.checkpoint import Slice, _memory, _state
 from gpunvme.checkpoint.dcp import StorageReader, StorageWriter
 
@@ -265,6 +265,13 @@ def test_dcp_saves_what_load_reads_and_loads_what_save_wrote(tmp_path: Path) -> 
     into = {name: torch.zeros_like(value) for name, value in state.items()}
     dcp.load(into, storage_reader=StorageReader(folder))
     assert all(torch.equal(into[name], state[name]) for name in state)
+
+
+def test_dcp_without_collectives_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="use_collectives"):
+        dcp.save({"n": torch.tensor(1)}, storage_writer=StorageWriter(tmp_path / "a"),
+                 use_collectives=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_dcp_does_not_overwrite_unasked_and_keeps_so_many(tmp_path: Path) -> None:

@@ -616,6 +616,7 @@ static void gradients_are_the_same_bits_in_every_run(void **state)
     (void)state;
     expect_same_bits(GPUNVME_OPS_F32, 40);
     expect_same_bits(GPUNVME_OPS_BF16, 40);
+    expect_same_bits(GPUNVME_OPS_BF16, 128);
     expect_same_bits(GPUNVME_OPS_BF16, 256);
 }
 

@@ -5,6 +5,7 @@
 #include "rows_test.h"
 
 static struct base_random rng;
+static int threads = 2;
 
 struct request {
     int64_t rows, vocab;
@@ -85,7 +86,7 @@ static bool run(const char *variant, const struct request *q, struct problem *x)
     bool takes = takes_call(gpunvme_cross_entropy, &p, variant);
 
     if (takes)
-        call_op(gpunvme_cross_entropy, &p, variant, 2);
+        call_op(gpunvme_cross_entropy, &p, variant, threads);
     set_out(&set);
     return takes;
 }
@@ -205,6 +206,15 @@ static void rows_of_every_length_are_right(void **state)
     (void)state;
     for (size_t i = 0; i < 3; i++)
         check((struct request){.rows = 2, .vocab = vocabs[i], .dtype = i % 3, .pad = i % 2});
+}
+
+static void a_vocabulary_of_256_k_is_right(void **state)
+{
+    (void)state;
+    check((struct request){.rows = 4, .vocab = 262144});
+    check((struct request){.rows = 4, .vocab = 262144, .pad = 8, .dtype = GPUNVME_OPS_BF16});
+    check((struct request){
+        .rows = 4, .vocab = 262143, .pad = 2, .dtype = GPUNVME_OPS_F16, .in_place = true});
 }
 
 static void the_gradient_may_replace_the_logits(void **state)
@@ -332,22 +342,31 @@ static void a_target_beyond_the_vocabulary_does_not_pass(void **state)
 
 static void test_same_bits(const char *variant, void *arg)
 {
-    struct request q = {.rows = 70, .vocab = 520};
+    struct request q = {.rows = 70, .vocab = 520, .dtype = *(const int *)arg};
     struct problem x = make(&q), again = x;
 
-    (void)arg;
     again.loss = mat_copy(&x.loss);
+    again.lse = mat_copy(&x.lse);
+    again.grad = mat_copy(&x.grad);
+    threads = 1;
     assert_true(run(variant, &q, &x));
+    threads = 3;
     assert_true(run(variant, &q, &again));
+    threads = 2;
     assert_memory_equal(x.loss.block, again.loss.block, sizeof(float));
+    assert_memory_equal(x.lse.block, again.lse.block, x.lse.nbytes);
+    assert_memory_equal(x.grad.block, again.grad.block, x.grad.nbytes);
     mat_free(&again.loss);
+    mat_free(&again.lse);
+    mat_free(&again.grad);
     drop(&x);
 }
 
-static void the_loss_has_the_same_bits_in_every_run(void **state)
+static void loss_and_gradient_have_the_same_bits_in_every_run(void **state)
 {
     (void)state;
-    for_each_variant(GPUNVME_OPS_CROSS_ENTROPY, test_same_bits, NULL);
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for_each_variant(GPUNVME_OPS_CROSS_ENTROPY, test_same_bits, &dtype);
 }
 
 static void bad_arguments_are_refused(void **state)
@@ -385,6 +404,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_and_gradient_are_right),
         cmocka_unit_test(rows_of_every_length_are_right),
+        cmocka_unit_test(a_vocabulary_of_256_k_is_right),
         cmocka_unit_test(the_gradient_may_replace_the_logits),
         cmocka_unit_test(rows_of_logits_and_gradient_may_begin_differently),
         cmocka_unit_test(loss_and_gradient_are_optional),
@@ -392,7 +412,7 @@ int main(void)
         cmocka_unit_test(masked_logits_have_no_weight_and_a_nan_stays_in_its_row),
         cmocka_unit_test(the_mean_of_no_rows_is_nan_and_its_gradient_zero),
         cmocka_unit_test(a_target_beyond_the_vocabulary_does_not_pass),
-        cmocka_unit_test(the_loss_has_the_same_bits_in_every_run),
+        cmocka_unit_test(loss_and_gradient_have_the_same_bits_in_every_run),
         cmocka_unit_test(bad_arguments_are_refused),
     };
 

@@ -5,6 +5,7 @@
 #include "rows_test.h"
 
 static struct base_random rng;
+static int forward_threads = 2;
 
 struct request {
     int64_t rows, cols;
@@ -83,7 +84,7 @@ static bool run_forward(const char *variant, const struct request *q, struct for
     bool takes = takes_call(gpunvme_norm_forward, &p, variant);
 
     if (takes)
-        call_op(gpunvme_norm_forward, &p, variant, 2);
+        call_op(gpunvme_norm_forward, &p, variant, forward_threads);
     set_out(&set);
     return takes;
 }
@@ -525,6 +526,45 @@ static void gradients_have_the_same_bits_in_every_run(void **state)
     for_each_variant(GPUNVME_OPS_NORM_BACKWARD, test_same_bits, NULL);
 }
 
+static void test_same_rows(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    struct forward f = make_forward(q), again = f;
+
+    again.y = mat_copy(&f.y);
+    again.mean = mat_copy(&f.mean);
+    again.rstd = mat_copy(&f.rstd);
+    forward_threads = 1;
+    assert_true(run_forward(variant, q, &f));
+    forward_threads = 3;
+    assert_true(run_forward(variant, q, &again));
+    forward_threads = 2;
+    assert_memory_equal(f.y.block, again.y.block, f.y.nbytes);
+    assert_memory_equal(f.mean.block, again.mean.block, f.mean.nbytes);
+    assert_memory_equal(f.rstd.block, again.rstd.block, f.rstd.nbytes);
+    mat_free(&again.y);
+    mat_free(&again.mean);
+    mat_free(&again.rstd);
+    drop_forward(&f);
+}
+
+static void results_have_the_same_bits_in_every_run(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < GPUNVME_NORM_NKINDS; kind++)
+        for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+            struct request q = {.rows = 200,
+                                .cols = 776,
+                                .kind = kind,
+                                .dtype = dtype,
+                                .weight_dtype = dtype,
+                                .aligned = true,
+                                .weight = true};
+
+            for_each_variant(GPUNVME_OPS_NORM_FORWARD, test_same_rows, &q);
+        }
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     static float memory[256];
@@ -572,6 +612,7 @@ int main(void)
         cmocka_unit_test(grad_x_may_replace_grad_sum),
         cmocka_unit_test(no_rows_have_gradients_of_zero),
         cmocka_unit_test(gradients_have_the_same_bits_in_every_run),
+        cmocka_unit_test(results_have_the_same_bits_in_every_run),
         cmocka_unit_test(bad_arguments_are_refused),
     };
 

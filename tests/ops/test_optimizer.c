@@ -6,6 +6,7 @@
 #include "rows_test.h"
 
 static struct base_random rng;
+static int threads = 2;
 
 /* An empty tensor among them, one of several blocks, one that ends within a vector. */
 static const int64_t counts[] = {5, 0, 4096, 9000, 1, 24, 4099};
@@ -99,7 +100,7 @@ static void run(const char *variant, const struct request *q, struct tensor *ten
             .m = set_in_mat(&set, &tensors[k].m, true),
             .v = set_in_mat(&set, &tensors[k].v, true),
         };
-    call_op(gpunvme_adamw, &p, variant, 2);
+    call_op(gpunvme_adamw, &p, variant, threads);
     set_out(&set);
 }
 
@@ -183,6 +184,49 @@ static void a_step_is_right(void **state)
                                    .weight = true,
                                    .grad_scale = step > 1,
                                    .step = step});
+}
+
+/* Also with another number of threads. */
+static void test_same_step(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    struct tensor t[NTENSORS], again[NTENSORS];
+
+    for (int k = 0; k < NTENSORS; k++) {
+        t[k] = make_tensor(q, counts[k]);
+        again[k] = copy_tensor(&t[k]);
+    }
+    threads = 1;
+    run(variant, q, t, NTENSORS);
+    threads = 3;
+    run(variant, q, again, NTENSORS);
+    threads = 2;
+    for (int k = 0; k < NTENSORS; k++) {
+        if (counts[k]) {
+            assert_memory_equal(t[k].master.block, again[k].master.block, t[k].master.nbytes);
+            assert_memory_equal(t[k].weight.block, again[k].weight.block, t[k].weight.nbytes);
+            assert_memory_equal(t[k].m.block, again[k].m.block, t[k].m.nbytes);
+            assert_memory_equal(t[k].v.block, again[k].v.block, t[k].v.nbytes);
+        }
+        drop_tensor(&t[k]);
+        drop_tensor(&again[k]);
+    }
+}
+
+static void a_step_has_the_same_bits_in_every_run(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++) {
+        struct request q = {.dtype = dtype,
+                            .grad_dtype = dtype,
+                            .master = true,
+                            .weight = true,
+                            .stochastic = dtype == GPUNVME_OPS_BF16,
+                            .grad_scale = true,
+                            .step = 9};
+
+        for_each_variant(GPUNVME_OPS_ADAMW, test_same_step, &q);
+    }
 }
 
 static void master_or_weight_may_be_alone(void **state)
@@ -460,6 +504,36 @@ static void the_norm_is_right(void **state)
     }
 }
 
+/* Also with another number of threads: of 300,000 squares. */
+static void test_same_norm(const char *variant, void *arg)
+{
+    struct mat x = mat_new(1, 300000, 0, 1, *(const int *)arg), norms[2];
+
+    mat_random(&x, &rng);
+    for (int run = 0; run < 2; run++) {
+        struct device_set set = {0};
+        struct gpunvme_grad_tensor tensor = {x.cols, set_in_mat(&set, &x, false)};
+        struct gpunvme_grad_norm p = {.tensors = &tensor, .ntensors = 1, .dtype = x.dtype};
+
+        norms[run] = mat_new(1, 1, 0, 1, GPUNVME_OPS_F32);
+        mat_poison(&norms[run]);
+        p.norm = set_in_mat(&set, &norms[run], true);
+        call_op(gpunvme_grad_norm, &p, variant, run ? 3 : 1);
+        set_out(&set);
+    }
+    assert_memory_equal(norms[0].block, norms[1].block, sizeof(float));
+    mat_free(&norms[0]);
+    mat_free(&norms[1]);
+    mat_free(&x);
+}
+
+static void the_norm_has_the_same_bits_in_every_run(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for_each_variant(GPUNVME_OPS_GRAD_NORM, test_same_norm, &dtype);
+}
+
 static void a_norm_without_limit_has_no_scale(void **state)
 {
     static float memory[4];
@@ -474,6 +548,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_right),
+        cmocka_unit_test(a_step_has_the_same_bits_in_every_run),
         cmocka_unit_test(master_or_weight_may_be_alone),
         cmocka_unit_test(lr_and_step_may_be_in_memory),
         cmocka_unit_test(nonsense_in_memory_is_refused_or_nan),
@@ -484,6 +559,7 @@ int main(void)
         cmocka_unit_test(lists_may_be_longer_than_a_launch),
         cmocka_unit_test(bad_tensors_are_refused),
         cmocka_unit_test(the_norm_is_right),
+        cmocka_unit_test(the_norm_has_the_same_bits_in_every_run),
         cmocka_unit_test(a_norm_without_limit_has_no_scale),
     };
 

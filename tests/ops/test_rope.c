@@ -179,6 +179,40 @@ static void the_result_may_replace_the_operand(void **state)
     for_all((struct request){.positions = true, .in_place = true});
 }
 
+/* Also with another number of threads. */
+static void test_same_bits(const char *variant, void *arg)
+{
+    const struct request *q = arg;
+    struct rope_data d = make(q);
+    struct mat again = mat_copy(&d.y);
+
+    for (int run = 0; run < 2; run++) {
+        struct mat *y = run ? &again : &d.y;
+        struct device_set set = {0};
+        struct gpunvme_rotate p = descriptor_of(q);
+
+        p.x = set_in_mat(&set, &d.x, false);
+        p.y = set_in_mat(&set, y, true);
+        p.ldx = d.x.ld;
+        p.ldy = y->ld;
+        p.positions = set_in(&set, d.positions, (size_t)q->rows * sizeof(*d.positions), false);
+        call_op(gpunvme_rotate, &p, variant, run ? 3 : 1);
+        set_out(&set);
+    }
+    assert_memory_equal(d.y.block, again.block, again.nbytes);
+    mat_free(&again);
+    drop(&d);
+}
+
+static void results_have_the_same_bits_in_every_run(void **state)
+{
+    struct request q = {.rows = 90, .heads = 5, .dim = 64, .rotated = 64, .aligned = true};
+
+    (void)state;
+    for (q.dtype = 0; q.dtype < GPUNVME_OPS_NDTYPES; q.dtype++)
+        for_each_variant(GPUNVME_OPS_ROPE, test_same_bits, &q);
+}
+
 /* A position that tables do not have. */
 static void test_bad_position(const char *variant, void *arg)
 {
@@ -256,6 +290,7 @@ int main(void)
         cmocka_unit_test(tables_take_the_place_of_a_base),
         cmocka_unit_test(backward_rotates_by_the_negative_angle),
         cmocka_unit_test(the_result_may_replace_the_operand),
+        cmocka_unit_test(results_have_the_same_bits_in_every_run),
         cmocka_unit_test(a_position_out_of_range_is_refused_or_nan),
         cmocka_unit_test(bad_arguments_are_refused),
     };

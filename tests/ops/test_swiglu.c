@@ -122,6 +122,69 @@ static void test_backward(const char *variant, void *arg)
     drop(m);
 }
 
+struct same {
+    int op, dtype;
+};
+
+/* Also with another number of threads. */
+static void test_same_bits(const char *variant, void *arg)
+{
+    const struct same *same = arg;
+    struct request q = {.rows = 90, .cols = 264, .dtype = same->dtype, .aligned = true};
+    struct mat m[NMATS], again[NMATS];
+
+    make(&q, m);
+    for (int i = 0; i < NMATS; i++)
+        again[i] = mat_copy(&m[i]);
+    for (int run = 0; run < 2; run++) {
+        struct mat *x = run ? again : m;
+        struct device_set set = {0};
+        struct gpunvme_swiglu p = {.rows = q.rows,
+                                   .cols = q.cols,
+                                   .dtype = q.dtype,
+                                   .gate = set_in_mat(&set, &x[GATE], false),
+                                   .up = set_in_mat(&set, &x[UP], false),
+                                   .y = set_in_mat(&set, &x[Y], true),
+                                   .ld_gate = x[GATE].ld,
+                                   .ld_up = x[UP].ld,
+                                   .ldy = x[Y].ld};
+        struct gpunvme_swiglu_grad g = {.rows = q.rows,
+                                        .cols = q.cols,
+                                        .dtype = q.dtype,
+                                        .grad_y = set_in_mat(&set, &x[GRAD_Y], false),
+                                        .gate = p.gate,
+                                        .up = p.up,
+                                        .grad_gate = set_in_mat(&set, &x[GRAD_GATE], true),
+                                        .grad_up = set_in_mat(&set, &x[GRAD_UP], true),
+                                        .ld_grad_y = x[GRAD_Y].ld,
+                                        .ld_gate = p.ld_gate,
+                                        .ld_up = p.ld_up,
+                                        .ld_grad_gate = x[GRAD_GATE].ld,
+                                        .ld_grad_up = x[GRAD_UP].ld};
+
+        if (same->op == GPUNVME_OPS_SWIGLU_FORWARD)
+            call_op(gpunvme_swiglu_forward, &p, variant, run ? 3 : 1);
+        else
+            call_op(gpunvme_swiglu_backward, &g, variant, run ? 3 : 1);
+        set_out(&set);
+    }
+    for (int i = Y; i < NMATS; i++)
+        assert_memory_equal(m[i].block, again[i].block, m[i].nbytes);
+    drop(m);
+    drop(again);
+}
+
+static void results_have_the_same_bits_in_every_run(void **state)
+{
+    struct same same;
+
+    (void)state;
+    for (same.dtype = 0; same.dtype < GPUNVME_OPS_NDTYPES; same.dtype++)
+        for (same.op = GPUNVME_OPS_SWIGLU_FORWARD; same.op <= GPUNVME_OPS_SWIGLU_BACKWARD;
+             same.op++)
+            for_each_variant(same.op, test_same_bits, &same);
+}
+
 static const int64_t shapes[][2] = {{1, 1}, {7, 31}, {3, 1025}, {9, 64}, {5, 1032}, {0, 8}};
 #define NSHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
@@ -180,6 +243,7 @@ int main(void)
         cmocka_unit_test(forward_is_right),
         cmocka_unit_test(backward_is_right),
         cmocka_unit_test(gradients_may_replace_what_they_are_of),
+        cmocka_unit_test(results_have_the_same_bits_in_every_run),
         cmocka_unit_test(bad_arguments_are_refused),
     };
 

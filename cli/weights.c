@@ -190,8 +190,10 @@ static const struct argp load_argp = {
     parse,
     "URI...",
     "Loads tensors into memory, and shows the rate and the route of the bytes."
-    "\vWithout a GPU, host memory stands in for GPU memory, and the output says so.\n\nExamples:\n"
+    "\vWithout a GPU, host memory stands in for GPU memory, and the output says so. A URI's option "
+    "require=p2p or require=bounce makes any slower route to GPU memory an error.\n\nExamples:\n"
     "  gpunvme weights load model.safetensors.index.json\n"
+    "  gpunvme weights load 'file:model.safetensors?require=bounce'\n"
     "  gpunvme weights load model.safetensors --memory host \\\n"
     "      --glob 'model.layers.0.*'\n"
     "  gpunvme weights load model.safetensors --slice 0:0:1024",

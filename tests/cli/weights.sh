@@ -34,6 +34,8 @@ expect 0
 expect_out 'loaded +32 B'
 gpunvme weights load two.safetensors --slice 0:2:8
 expect 1 "elements 2 to 8 of dimension 0"
+gpunvme weights load 'file:two.safetensors?require=p2p'
+expect 1 "p2p"
 
 promise "a manifest is written, and a tensor that differs from it is named"
 gpunvme weights verify two.safetensors --manifest sums.json --write

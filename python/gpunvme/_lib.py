@@ -1057,7 +1057,10 @@ class KvAppend(Structure):
         ("rope", Rope),
         ("dtype", c_int32),
         ("cache_dtype", c_int32),
-        ("reserved", c_int64 * 4),
+        ("k_descale", c_void_p),
+        ("v_descale", c_void_p),
+        ("descale_stride", c_int64),
+        ("reserved", c_int64),
     ]
 
 

@@ -99,6 +99,7 @@ struct request {
     bool aligned;                      /* rows begin at multiples of 16 bytes */
     bool ragged;                       /* sequences behind each other, by offsets */
     bool no_descales, shared_descales; /* E4M3: factors are 1; all sequences have the same */
+    bool fp8_cache;                    /* K and V, in pages, are E4M3 */
     bool lengths;                      /* of each sequence, shorter than its room */
     int rope;                          /* channels */
     int rope_first;
@@ -122,12 +123,12 @@ static inline const char *told(const struct request *r)
     static char text[200];
 
     snprintf(text, sizeof(text),
-             "%s batch %lld heads %lld/%lld dim %lld/%lld q %lld k %lld%s%s%s%s%s rope %d",
-             gpunvme_ops_dtype_name(r->dtype), (long long)r->batch, (long long)r->heads,
-             (long long)r->kv_heads, (long long)r->dim, (long long)r->dim_v, (long long)r->q_len,
-             (long long)r->k_len, r->causal ? " causal" : "", r->window ? " window" : "",
-             r->ragged ? " ragged" : "", r->lengths ? " lengths" : "", r->sinks ? " sinks" : "",
-             r->rope);
+             "%s%s batch %lld heads %lld/%lld dim %lld/%lld q %lld k %lld%s%s%s%s%s rope %d",
+             gpunvme_ops_dtype_name(r->dtype), r->fp8_cache ? " cache e4m3" : "",
+             (long long)r->batch, (long long)r->heads, (long long)r->kv_heads, (long long)r->dim,
+             (long long)r->dim_v, (long long)r->q_len, (long long)r->k_len,
+             r->causal ? " causal" : "", r->window ? " window" : "", r->ragged ? " ragged" : "",
+             r->lengths ? " lengths" : "", r->sinks ? " sinks" : "", r->rope);
     return text;
 }
 
@@ -255,17 +256,22 @@ static inline double descale_of(const struct problem *p, int of, int64_t b, int6
     return p->descales[of] ? (double)p->descales[of][b * p->descale_stride + kv_head] : 1;
 }
 
+static inline int kv_dtype_of(const struct request *r)
+{
+    return r->fp8_cache ? GPUNVME_OPS_E4M3 : r->dtype;
+}
+
 /* With a gap behind each sequence's, and no two alike. */
 static inline void make_descales(struct problem *p, struct base_random *rng)
 {
     const struct request *r = p->r;
     int64_t n;
 
-    if (r->dtype != GPUNVME_OPS_E4M3 || r->no_descales)
+    if (kv_dtype_of(r) != GPUNVME_OPS_E4M3 || r->no_descales)
         return;
     p->descale_stride = r->shared_descales ? 0 : r->kv_heads + 1;
     n = (r->batch - 1) * p->descale_stride + r->kv_heads;
-    for (int of = 0; of < 3; of++) {
+    for (int of = r->dtype != GPUNVME_OPS_E4M3; of < 3; of++) {
         p->descales[of] = malloc((size_t)n * sizeof(float));
         assert_non_null(p->descales[of]);
         for (int64_t i = 0; i < n; i++)
@@ -283,8 +289,8 @@ static inline struct problem problem_new(const struct request *r, struct base_ra
     q_rows = r->ragged ? p.q_offsets[r->batch] : r->q_len;
     k_rows = r->ragged ? p.k_offsets[r->batch] : r->k_len;
     p.q = tensor_new(batch, q_rows, r->heads, r->dim, r->layout, pad_of(r, 3), r->dtype);
-    p.k = tensor_new(batch, k_rows, r->kv_heads, r->dim, r->layout, pad_of(r, 5), r->dtype);
-    p.v = tensor_new(batch, k_rows, r->kv_heads, r->dim_v, r->layout, pad_of(r, 2), r->dtype);
+    p.k = tensor_new(batch, k_rows, r->kv_heads, r->dim, r->layout, pad_of(r, 5), kv_dtype_of(r));
+    p.v = tensor_new(batch, k_rows, r->kv_heads, r->dim_v, r->layout, pad_of(r, 2), kv_dtype_of(r));
     p.out = tensor_new(batch, q_rows, r->heads, r->dim_v, r->layout, pad_of(r, 1), r->out_dtype);
     p.lse = tensor_new(batch, q_rows, r->heads, 1, r->layout, r->layout == BSHD ? 0 : 2,
                        GPUNVME_OPS_F32);

@@ -237,8 +237,19 @@ static void pages_are_checked(void **state)
                          "k_offsets is given");
     expect_paged_refused(p.cache_dtype = GPUNVME_OPS_F16, GPUNVME_OPS_ERR_DTYPE,
                          "the cache is f16");
+    expect_paged_refused(p.cache_dtype = GPUNVME_OPS_E5M2, GPUNVME_OPS_ERR_DTYPE,
+                         "the cache is e5m2");
     expect_paged_refused(p.attention.dtype = GPUNVME_OPS_E4M3, GPUNVME_OPS_ERR_DTYPE,
                          "the cache is f32, and the operands are e4m3");
+    expect_paged_refused(p.attention.dtype = p.cache_dtype = GPUNVME_OPS_E4M3,
+                         GPUNVME_OPS_ERR_DTYPE, "the cache is e4m3, and the operands are e4m3");
+    expect_paged_refused(p.attention.k_descale = sinks, GPUNVME_OPS_ERR_INVALID,
+                         "for keys and values of e4m3: these are f32");
+    expect_paged_refused((p.cache_dtype = GPUNVME_OPS_E4M3, p.attention.q_descale = sinks),
+                         GPUNVME_OPS_ERR_INVALID, "q_descale is for operands of e4m3");
+    expect_paged_refused((p.cache_dtype = GPUNVME_OPS_E4M3, p.attention.k_descale = sinks,
+                          p.attention.descale_stride = 1),
+                         GPUNVME_OPS_ERR_SHAPE, "k_descale has rows of 2");
     expect_paged_refused(p.pages = 2, GPUNVME_OPS_ERR_INVALID, "page 0 of sequence 1 is number 4");
     expect_paged_refused(p.reserved = 1, GPUNVME_OPS_ERR_INVALID, "reserved is 1");
 }
@@ -291,6 +302,13 @@ static void appends_are_checked(void **state)
     expect_append_refused((p.rope.dim = 4, p.rope.queries_only = 1), GPUNVME_OPS_ERR_INVALID,
                           "rope.queries_only is 1");
     expect_append_refused(p.v = NULL, GPUNVME_OPS_ERR_INVALID, "v is NULL");
+    expect_append_refused(p.v_descale = k, GPUNVME_OPS_ERR_INVALID,
+                          "for keys and values of e4m3: these are f32");
+    expect_append_refused((p.cache_dtype = GPUNVME_OPS_E4M3, p.v_descale = pages[0]),
+                          GPUNVME_OPS_ERR_ALIAS, "k_pages and v_descale");
+    expect_append_refused(p.cache_dtype = GPUNVME_OPS_BF16, GPUNVME_OPS_ERR_DTYPE,
+                          "the cache is bf16");
+    expect_append_refused(p.reserved = 1, GPUNVME_OPS_ERR_INVALID, "reserved is 1");
     expect_append_refused(p.dim_v = -1, GPUNVME_OPS_ERR_SHAPE, "dim_v is -1");
     expect_append_refused(p.page_size = 0, GPUNVME_OPS_ERR_SHAPE, "page_size is 0");
 }

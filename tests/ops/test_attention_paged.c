@@ -22,8 +22,8 @@ static struct cache padded_cache(const struct problem *p, int64_t page_size, enu
     int64_t pages = r->batch * c.cols + 3, next = 0;
     int32_t *order = integers_new(pages + 1);
 
-    c.k = tensor_new(pages, page_size, r->kv_heads, r->dim, layout, k_pad, r->dtype);
-    c.v = tensor_new(pages, page_size, r->kv_heads, r->dim_v, layout, v_pad, r->dtype);
+    c.k = tensor_new(pages, page_size, r->kv_heads, r->dim, layout, k_pad, kv_dtype_of(r));
+    c.v = tensor_new(pages, page_size, r->kv_heads, r->dim_v, layout, v_pad, kv_dtype_of(r));
     c.table = integers_new(r->batch * c.cols + 1);
     c.lengths = integers_new(r->batch + 1);
     for (int64_t i = 0; i < pages; i++)
@@ -69,13 +69,20 @@ static struct place page_of(const struct cache *c, int64_t b, int64_t j)
     return (struct place){c->table[b * c->cols + j / c->page_size], j % c->page_size};
 }
 
-static void copy_row(const struct tensor *to, struct place a, const struct tensor *from,
-                     struct place b)
+/* Numbers times the factors of their heads, which begin at `at`; NULL: as they are. */
+static void copy_scaled_row(const struct tensor *to, struct place a, const struct tensor *from,
+                            struct place b, const float *factors, int64_t at)
 {
     for (int64_t h = 0; h < to->heads; h++)
         for (int64_t c = 0; c < to->dim; c++)
             cpu_store(to->block, tensor_at(to, a.b, a.i, h, c), to->dtype,
-                      (float)tensor_get(from, b.b, b.i, h, c));
+                      (float)tensor_get(from, b.b, b.i, h, c) * (factors ? factors[at + h] : 1));
+}
+
+static void copy_row(const struct tensor *to, struct place a, const struct tensor *from,
+                     struct place b)
+{
+    copy_scaled_row(to, a, from, b, NULL, 0);
 }
 
 static void fill(const struct problem *p, const struct cache *c)
@@ -94,7 +101,7 @@ static struct gpunvme_attention_paged paged_of(const struct problem *p, const st
                                         .ld_table = c->cols,
                                         .pages = c->k.batch,
                                         .page_size = c->page_size,
-                                        .cache_dtype = p->r->dtype};
+                                        .cache_dtype = kv_dtype_of(p->r)};
 
     x.attention.k = c->k.block;
     x.attention.v = c->v.block;
@@ -321,6 +328,48 @@ static void features_are_those_of_attention(void **state)
               i & 1 ? 7 : 32, i & 4 ? BSHD : BHSD);
 }
 
+static void a_cache_of_e4m3_has_factors_by_sequence_and_head(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (int factors = 0; factors < 3; factors++)
+            paged((struct request){.batch = 3,
+                                   .heads = 6,
+                                   .kv_heads = 2,
+                                   .dim = 40,
+                                   .q_len = 3,
+                                   .k_len = 101,
+                                   .lengths = true,
+                                   .causal = true,
+                                   .dtype = dtype,
+                                   .out_dtype = factors ? dtype : GPUNVME_OPS_F32,
+                                   .fp8_cache = true,
+                                   .shared_descales = factors == 1,
+                                   .no_descales = factors == 2},
+                  factors ? 16 : 3, factors == 1 ? BHSD : BSHD);
+}
+
+static void a_cache_of_e4m3_has_the_features_of_attention(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        paged((struct request){.batch = 3,
+                               .dim = 24,
+                               .q_len = 21,
+                               .k_len = 67,
+                               .ragged = i & 1,
+                               .sinks = i & 2,
+                               .softcap = i & 2 ? 2 : 0,
+                               .window = i & 4,
+                               .left = 11,
+                               .right = 4,
+                               .rope = i & 1 ? 24 : 0,
+                               .queries_only = i & 2,
+                               .causal = true,
+                               .fp8_cache = true},
+              i & 1 ? 7 : 32, i & 4 ? BSHD : BHSD);
+}
+
 static void sequences_without_keys_have_no_page(void **state)
 {
     (void)state;
@@ -395,7 +444,8 @@ static void values_may_be_the_first_channels_of_keys(void **state)
                                     .k_len = 75,
                                     .causal = true,
                                     .dtype = dtype,
-                                    .out_dtype = dtype},
+                                    .out_dtype = dtype,
+                                    .fp8_cache = page_size == 3},
                    page_size, 5);
 }
 
@@ -601,6 +651,7 @@ static void append(struct how how, const struct problem *p, const struct cache *
     const int32_t *table = c->table, *lengths = after;
     size_t numbers = (size_t)r->batch * sizeof(int32_t);
     size_t table_nbytes = (size_t)(r->k_len * r->rope / 2) * sizeof(float);
+    size_t factors = (size_t)((r->batch - 1) * p->descale_stride + r->kv_heads) * sizeof(float);
     struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = how.variant};
     struct on_device d = {.count = 0};
     struct gpunvme_kv_append x;
@@ -610,8 +661,8 @@ static void append(struct how how, const struct problem *p, const struct cache *
         for (int64_t i = 0; i < counts[b]; i++) {
             struct place to = {0, offsets[b] + i}, from = k_place(p, b, before[b] + i);
 
-            copy_row(&k, to, &p->k, from);
-            copy_row(&v, to, &p->v, from);
+            copy_scaled_row(&k, to, &p->k, from, p->descales[1], b * p->descale_stride);
+            copy_scaled_row(&v, to, &p->v, from, p->descales[2], b * p->descale_stride);
         }
     put_cache(&d, c, r->batch, &k_pages, &v_pages, &table, &lengths, true);
     x = (struct gpunvme_kv_append){
@@ -646,7 +697,10 @@ static void append(struct how how, const struct problem *p, const struct cache *
                  .rows = r->k_len,
                  .ld = r->rope / 2},
         .dtype = r->dtype,
-        .cache_dtype = r->dtype,
+        .cache_dtype = kv_dtype_of(r),
+        .k_descale = put(&d, p->descales[1], factors, false),
+        .v_descale = put(&d, p->descales[2], factors, false),
+        .descale_stride = p->descale_stride,
     };
     expect_ok(gpunvme_kv_append_workspace(&x, &exec, &exec.workspace_nbytes));
     w = workspace_new(exec.workspace_nbytes);
@@ -691,14 +745,16 @@ static void append_by_variant(const char *variant, void *arg)
     for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
         for (int layout = BSHD; layout <= BHSD; layout++)
             for (int whole = !strcmp(variant, "vectorized"); whole < 2; whole++)
-                append_twice((struct how){variant, whole ? 8 : 3},
-                             with_defaults((struct request){.batch = 3,
-                                                            .k_len = 70,
-                                                            .dim = whole ? 32 : 17,
-                                                            .dim_v = whole ? 16 : 9,
-                                                            .lengths = true,
-                                                            .dtype = dtype,
-                                                            .layout = (enum layout)layout}));
+                for (int fp8 = 0; fp8 < 2; fp8++)
+                    append_twice((struct how){variant, whole ? 16 : 3},
+                                 with_defaults((struct request){.batch = 3,
+                                                                .k_len = 70,
+                                                                .dim = whole ? 32 : 17,
+                                                                .dim_v = whole ? 16 : 9,
+                                                                .lengths = true,
+                                                                .dtype = dtype,
+                                                                .fp8_cache = fp8,
+                                                                .layout = (enum layout)layout}));
 }
 
 static void new_tokens_get_their_rows_and_nothing_else_is_written(void **state)
@@ -760,6 +816,81 @@ static void appending_and_decoding_is_attention_of_the_whole(void **state)
 {
     (void)state;
     for_each_variant(GPUNVME_OPS_KV_APPEND, rotate_by_variant, NULL);
+}
+
+/* Of rounding to E4M3: each number, halves between two, what is next to them, and what is larger.
+ */
+static float hard_to_round(int64_t i)
+{
+    static const float beyond[] = {448, 463, 464, 465, 1e30f, INFINITY, NAN, 0};
+    float low = cpu_from_e4m3((uint8_t)(i / 8 % 126)),
+          high = cpu_from_e4m3((uint8_t)(i / 8 % 126 + 1));
+    float half = (low + high) / 2, sign = i % 2 ? -1.0f : 1.0f;
+
+    if (i >= 126 * 8)
+        return sign * beyond[i / 2 % 8];
+    return sign * (i / 2 % 4 == 0   ? low
+                   : i / 2 % 4 == 1 ? half
+                   : i / 2 % 4 == 2 ? nextafterf(half, low)
+                                    : nextafterf(half, high));
+}
+
+#define HARD (126 * 8 + 16)
+
+/* All of them as one key and value, and how they are stored by that factor. */
+static void round_by_variant(const char *variant, void *arg)
+{
+    static const float factors[] = {1, 0.5f, 3.7f};
+    const struct gpunvme_attention_strides strides = {HARD, HARD, HARD};
+    float element[HARD];
+    uint8_t number[HARD];
+
+    (void)arg;
+    for (size_t f = 0; f < sizeof(factors) / sizeof(factors[0]); f++) {
+        struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = variant};
+        struct on_device d = {.count = 0};
+        const int32_t length = 1, page = 0;
+        struct gpunvme_kv_append x = {.batch = 1,
+                                      .kv_heads = 1,
+                                      .dim = HARD,
+                                      .new_len = 1,
+                                      .k_len = 1,
+                                      .k_strides = strides,
+                                      .k_pages_strides = strides,
+                                      .ld_table = 1,
+                                      .pages = 1,
+                                      .page_size = 1,
+                                      .dtype = GPUNVME_OPS_F32,
+                                      .cache_dtype = GPUNVME_OPS_E4M3};
+        struct workspace w;
+
+        for (int64_t i = 0; i < HARD; i++)
+            element[i] = hard_to_round(i) * factors[f];
+        x.k = put(&d, element, sizeof(element), false);
+        x.k_pages = put(&d, number, sizeof(number), true);
+        x.k_lengths = put(&d, &length, sizeof(length), false);
+        x.block_table = put(&d, &page, sizeof(page), false);
+        x.k_descale = put(&d, &factors[f], sizeof(float), false);
+        expect_ok(gpunvme_kv_append_workspace(&x, &exec, &exec.workspace_nbytes));
+        w = workspace_new(exec.workspace_nbytes);
+        exec.workspace = w.data;
+        expect_ok(gpunvme_kv_append(&x, &exec));
+        take_back(&d);
+        workspace_free(&w);
+        for (int64_t i = 0; i < HARD; i++) {
+            int sign = isnan(element[i]) ? 0x80 : 0; /* a NaN may have either */
+
+            if ((number[i] | sign) != (cpu_to_e4m3(element[i] / factors[f]) | sign))
+                fail_msg("%s: %.9g by %g is stored as %02x", variant, (double)element[i],
+                         (double)factors[f], number[i]);
+        }
+    }
+}
+
+static void elements_are_divided_by_their_factor_and_rounded_to_even(void **state)
+{
+    (void)state;
+    for_each_variant(GPUNVME_OPS_KV_APPEND, round_by_variant, NULL);
 }
 
 static void pages_that_are_not_there_are_refused(void **state)
@@ -939,10 +1070,13 @@ int main(void)
         cmocka_unit_test(latent_vectors_have_pages_of_any_size),
         cmocka_unit_test(decoding_latent_vectors_has_the_features_of_attention),
         cmocka_unit_test(decoding_has_the_features_of_attention),
+        cmocka_unit_test(a_cache_of_e4m3_has_factors_by_sequence_and_head),
+        cmocka_unit_test(a_cache_of_e4m3_has_the_features_of_attention),
         cmocka_unit_test(sequences_without_keys_have_no_page),
         cmocka_unit_test(pages_change_no_bit),
         cmocka_unit_test(workspace_does_not_grow_with_lengths),
         cmocka_unit_test(new_tokens_get_their_rows_and_nothing_else_is_written),
+        cmocka_unit_test(elements_are_divided_by_their_factor_and_rounded_to_even),
         cmocka_unit_test(appending_and_decoding_is_attention_of_the_whole),
         cmocka_unit_test(pages_that_are_not_there_are_refused),
 #ifdef OPS_TEST_CUDA

@@ -160,8 +160,33 @@ def test_attention_of_float8_multiplies_by_descales(shape: Any) -> None:
     torch.testing.assert_close(half, out.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2), (2,), None], ids=str)
+def test_a_cache_of_float8_has_descales(shape: Any, dtype: Any) -> None:
+    generator = torch.Generator().manual_seed(22)
+    q, k, v = (torch.randn(2, rows, heads, 16, generator=generator).to(dtype)
+               for rows, heads in ((3, 4), (9, 2), (9, 2)))
+    factors: dict[str, Any] = {} if shape is None else {
+        name: torch.rand(shape, generator=generator) + 0.5 for name in ("k_descale", "v_descale")}
+    caches = [torch.zeros(6, 4, 2, 16, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    table = torch.tensor([[5, 0, 2], [1, 4, 3]], dtype=torch.int32)
+    lengths = torch.tensor([9, 9], dtype=torch.int32)
+    ops.kv_append(k, v, *caches, table, lengths, **factors)
+    wide = []
+    for cache, x, f in zip(caches, (k, v), factors.values() or (torch.ones(2), torch.ones(2))):
+        f = (f * torch.ones(2, 2))[:, None, :, None]
+        rows = cache[table.long()].reshape(2, 12, 2, 16)[:, :9]
+        assert torch.equal(rows.float(), (x.float() / f).to(torch.float8_e4m3fn).float())
+        wide.append(rows.float() * f)
+    out = ops.attention_paged(q, *caches, table, lengths, causal=True, **factors)
+    assert out.dtype == dtype
+    want = ops.attention(q.float(), *wide, causal=True).to(dtype)
+    torch.testing.assert_close(out, want)
+
+
 def test_descales_that_do_not_fit_are_refused() -> None:
     q = torch.zeros(2, 3, 4, 16).to(torch.float8_e4m3fn)
+    pages, lengths = torch.tensor([[0], [1]], dtype=torch.int32), torch.tensor([3, 3]).int()
     for use in (
         lambda: ops.attention(q, q, q, q_descale=torch.ones(2)),
         lambda: ops.attention(q, q, q, k_descale=torch.ones(4, dtype=torch.float16)),
@@ -169,6 +194,13 @@ def test_descales_that_do_not_fit_are_refused() -> None:
         lambda: ops.attention(q.float(), q.float(), q.float(), v_descale=torch.ones(4)),
         lambda: ops.attention(q, q.float(), q),
         lambda: ops.attention(*[torch.zeros(2, 3, 4, 16).to(torch.float8_e5m2)] * 3),
+        lambda: ops.attention_paged(q.float(), q, q, pages, lengths, k_descale=torch.ones(2)),
+        lambda: ops.attention_paged(q.float(), q, q.float(), pages, lengths),
+        lambda: ops.attention_paged(q, q, q, pages, lengths),
+        lambda: ops.attention_paged(q.float(), *[q.to(torch.float8_e5m2)] * 2, pages, lengths),
+        lambda: ops.attention_paged(*[q.float()] * 3, pages, lengths, v_descale=torch.ones(4)),
+        lambda: ops.kv_append(q.float(), q.float(), q, q.float(), pages, lengths),
+        lambda: ops.kv_append(q.float(), q.float(), q, q, pages, lengths, v_descale=torch.ones(3)),
     ):
         with pytest.raises(ops.OpsError):
             use()

@@ -69,8 +69,9 @@ struct gpunvme_attention_strides {
  * Any length may be 0; dim, dim_v and heads are at least 1. Q, K and V have the type `dtype`; out
  * has `out_dtype`, which is dtype or F32.
  *
- * Q, K and V may be E4M3, forward and without pages; out is then F32, F16 or BF16. An element is
- * its number times a factor, which the sequence and the head of K have, for Q, K and V each:
+ * Q, K and V may be E4M3, forward and without pages; out is then F32, F16 or BF16. (In pages K and
+ * V alone may be.) An element is its number times a factor, which the sequence and the head of K
+ * have, for Q, K and V each:
  *
  *   q_descale, k_descale, v_descale  batch x kv_heads, f32, positive, where the operands are; NULL
  *                                    is 1
@@ -100,7 +101,7 @@ struct gpunvme_attention {
     int32_t dtype, out_dtype, compute;
     int32_t reserved; /* 0 */
 
-    /* E4M3; of other types all are 0. */
+    /* Of operands of E4M3; of other types all are 0. */
     const float *q_descale, *k_descale, *v_descale;
     int64_t descale_stride;
 };
@@ -173,6 +174,10 @@ gpunvme_ops_status_t gpunvme_attention_backward_choose(const struct gpunvme_atte
  *   k_lengths  must be given: the keys of each sequence, those of its queries among them
  *   k_len      the longest that k_lengths may become; k_offsets must be NULL, k_rows is ignored
  *   rope       with queries_only for a cache that gpunvme_kv_append() has rotated
+ *   cache_dtype  of K and V: dtype, or E4M3 with k_descale, v_descale and descale_stride as above
+ *
+ * Q is F32, F16 or BF16. Where pages are shared among sequences, so must be their factors: give
+ * kv_heads of each, with descale_stride 0.
  *
  * block_table has batch rows of at least k_len / page_size numbers, rounded up. Those of pages
  * behind a sequence's length may be anything. Pages that no sequence uses and rows behind a length
@@ -184,7 +189,7 @@ struct gpunvme_attention_paged {
     int64_t ld_table;
     int64_t pages;       /* that there are */
     int64_t page_size;   /* rows of a page: 1 to 256 */
-    int32_t cache_dtype; /* of K and V: dtype */
+    int32_t cache_dtype; /* of K and V */
     int32_t reserved;
     int64_t reserved_more[4]; /* 0, as `reserved` */
 };
@@ -208,9 +213,12 @@ gpunvme_ops_status_t gpunvme_attention_paged_choose(const struct gpunvme_attenti
  *   k_pages, v_pages  as in struct gpunvme_attention_paged, which has block_table, too
  *   new_offsets, new_lengths  as q_offsets and q_lengths; both NULL: new_len tokens each
  *   rope              K is rotated on its way, at its key's position
+ *   k_descale, v_descale, descale_stride  as in struct gpunvme_attention, for a cache of E4M3
  *
- * No other row of the cache is written. Two tokens may not have the same row of the same page.
- * k_pages and v_pages may interleave in one tensor.
+ * Elements of a cache of E4M3 are divided by their factor, in f32, and rounded to nearest even.
+ * Those beyond 448 times the factor, infinities too, become that; a NaN stays one. No other row of
+ * the cache is written. Two tokens may not have the same row of the same page. k_pages and v_pages
+ * may interleave in one tensor.
  */
 struct gpunvme_kv_append {
     int64_t batch, kv_heads, dim, dim_v;
@@ -222,8 +230,12 @@ struct gpunvme_kv_append {
     const int32_t *new_offsets, *new_lengths, *k_lengths, *block_table;
     int64_t ld_table, pages, page_size;
     struct gpunvme_rope rope;   /* queries_only: 0 */
-    int32_t dtype, cache_dtype; /* of K and V; of the cache: dtype */
-    int64_t reserved[4];        /* 0 */
+    int32_t dtype, cache_dtype; /* of K and V; of the cache: dtype, or E4M3 */
+
+    /* Of a cache of E4M3; of other types all are 0. */
+    const float *k_descale, *v_descale;
+    int64_t descale_stride;
+    int64_t reserved; /* 0 */
 };
 
 /* As the functions of gpunvme_attention_paged(). */

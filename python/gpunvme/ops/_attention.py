@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .. import _lib
 from ..buffers import Array, describe
 from ..errors import ops_error
-from ._call import DTYPES, FP8_DTYPES, Call, array_of, check, result_of, same_dtype, vector_of
+from ._call import DTYPES, FP8, FP8_DTYPES, Call, array_of, check, result_of, same_dtype, vector_of
 
 
 def _tensor(name: str, obj: Any, fp8: bool = False) -> Array:
@@ -38,7 +38,7 @@ def _sinks(name: str, obj: Any, heads: int) -> Array | None:
     return array
 
 
-def _descales(problem: _lib.Attention, **factors: Any) -> list[Array]:
+def _descales(problem: _lib.Attention | _lib.KvAppend, **factors: Any) -> list[Array]:
     """Of float8: (sequences, heads of K), or heads of K that all sequences share."""
     found = {name: array_of(name, obj) for name, obj in factors.items() if obj is not None}
     steps = set()
@@ -115,8 +115,9 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, window: tuple[int | None, i
                scale: float | None, softcap: float, sinks: Any, q_lengths: Any, k_lengths: Any,
                rope: Rope | None, queries_only: bool = False, in_pages: bool = False,
                fp8: bool = False) -> _Attention:
-    queries, keys, values = _tensor("q", q, fp8), _tensor("k", k, fp8), _tensor("v", v, fp8)
-    same_dtype(q=queries, k=keys, v=values)
+    queries = _tensor("q", q, fp8)
+    keys, values = _tensor("k", k, fp8 or in_pages), _tensor("v", v, fp8 or in_pages)
+    same_dtype(q=None if in_pages and keys.typestr == _E4M3 else queries, k=keys, v=values)
     batch, q_len, heads, dim = queries.shape
     pages, k_len, kv_heads, dim_v = values.shape
     check(keys.shape == (pages, k_len, kv_heads, dim) and (in_pages or pages == batch),
@@ -141,6 +142,7 @@ def _attention(q: Any, k: Any, v: Any, causal: bool, window: tuple[int | None, i
 
 
 _FAR = 2**63 - 1  # no limit to a side of a window
+_E4M3 = FP8["float8_e4m3fn"]
 
 
 def _lse(name: str, obj: Any, q: Array) -> Array:
@@ -251,8 +253,9 @@ def attention_paged(
     k_len: int | None = None, causal: bool = False,
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
     softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, rope: Rope | None = None,
-    rope_keys: bool = False, out: Any = None, lse: Any = None, variant: str | None = None,
-    threads: int = 0, stream: Any = None, deterministic: bool = False,
+    rope_keys: bool = False, k_descale: Any = None, v_descale: Any = None, out: Any = None,
+    lse: Any = None, variant: str | None = None, threads: int = 0, stream: Any = None,
+    deterministic: bool = False,
 ) -> Any:
     """attention() over a cache whose keys and values are in pages, as kv_append() fills it.
 
@@ -265,6 +268,10 @@ def attention_paged(
     ``rope_keys`` the keys, too: leave that to kv_append(), which does it once. All else is as in
     attention(). On the CPU a page or a length that makes no sense is an OpsArgumentError; on a
     GPU it is not noticed.
+
+    The cache may be float8_e4m3fn beside wider queries. ``k_descale`` and ``v_descale`` are what
+    its elements are multiplied by: positive float32 of (sequences, heads of the cache) or (heads of
+    the cache,), where the operands are.
     """
     x = _attention(q, k_pages, v_pages, causal, window, scale, softcap, sinks, q_lengths, k_lengths,
                    rope, not rope_keys, in_pages=True)
@@ -273,17 +280,19 @@ def attention_paged(
     longest = _longest(k_len, table, page_size)
     x.problem.k_len = longest
     x.arrays.append(table)
+    x.arrays.extend(_descales(x.problem, k_descale=k_descale, v_descale=v_descale))
     call, result = _with_result(x, q, out, lse, variant, threads, stream, deterministic)
     call.run("gpunvme_attention_paged", _lib.AttentionPaged(
         attention=x.problem, block_table=table.ptr, ld_table=_step(table), pages=pages,
-        page_size=page_size, cache_dtype=DTYPES[x.k.typestr]))
+        page_size=page_size, cache_dtype={**DTYPES, **FP8_DTYPES}[x.k.typestr]))
     return result
 
 
 def kv_append(
     k: Any, v: Any, k_pages: Any, v_pages: Any, block_table: Any, k_lengths: Any, *,
     new_lengths: Any = None, k_len: int | None = None, rope: Rope | None = None,
-    variant: str | None = None, threads: int = 0, stream: Any = None, deterministic: bool = False,
+    k_descale: Any = None, v_descale: Any = None, variant: str | None = None,
+    threads: int = 0, stream: Any = None, deterministic: bool = False,
 ) -> None:
     """Writes the keys and values of new tokens to a cache in pages, for attention_paged().
 
@@ -291,33 +300,36 @@ def kv_append(
     and ``v_pages`` are None. New tokens are the last of their sequence: ``k_lengths`` counts them
     already. ``new_lengths`` is int32, how many of each sequence's are used (None: all). ``rope``
     rotates the keys on their way. No other row of the cache is written; no two tokens may have the
-    same row. All else is as in attention_paged().
+    same row. All else is as in attention_paged(). What goes to a cache of float8_e4m3fn is divided
+    by ``k_descale`` and ``v_descale`` and rounded to nearest even; what is too large becomes 448.
     """
-    keys, cache = _tensor("k", k), _tensor("k_pages", k_pages)
+    keys, cache = _tensor("k", k), _tensor("k_pages", k_pages, fp8=True)
     (batch, new_len, kv_heads, dim), (pages, page_size) = keys.shape, cache.shape[:2]
     check(cache.shape[2:] == (kv_heads, dim), f"k is {keys.shape} and k_pages {cache.shape}")
     check((v is None) == (v_pages is None), "v and v_pages go together")
     values = None if v is None else _tensor("v", v)
-    values_cache = None if v_pages is None else _tensor("v_pages", v_pages)
+    values_cache = None if v_pages is None else _tensor("v_pages", v_pages, fp8=True)
     dim_v = 0 if values is None else values.shape[3]
     for name, found, shape in (("v", values, (batch, new_len, kv_heads, dim_v)),
                                ("v_pages", values_cache, (pages, page_size, kv_heads, dim_v))):
         check(found is None or found.shape == shape, f"{name} is not {shape}")
-    same_dtype(k=keys, v=values, k_pages=cache, v_pages=values_cache)
+    same_dtype(k=keys, v=values)
+    same_dtype(k=None if cache.typestr == _E4M3 else keys, k_pages=cache, v_pages=values_cache)
     table = _integers("block_table", block_table, batch)
     lengths = _lengths("k_lengths", k_lengths, batch)
     new = _lengths("new_lengths", new_lengths, batch)
-    number = DTYPES[keys.typestr]
     problem = _lib.KvAppend(
         batch=batch, kv_heads=kv_heads, dim=dim, dim_v=dim_v, new_len=new_len,
         k_len=_longest(k_len, table, page_size), k=keys.ptr, v=_ptr(values), k_pages=cache.ptr,
         v_pages=_ptr(values_cache), k_strides=_strides(keys), k_pages_strides=_strides(cache),
         new_lengths=_ptr(new), k_lengths=_ptr(lengths), block_table=table.ptr,
-        ld_table=_step(table), pages=pages, page_size=page_size, dtype=number, cache_dtype=number,
+        ld_table=_step(table), pages=pages, page_size=page_size,
+        dtype=DTYPES[keys.typestr], cache_dtype={**DTYPES, **FP8_DTYPES}[cache.typestr],
     )
     if values is not None and values_cache is not None:
         problem.v_strides, problem.v_pages_strides = _strides(values), _strides(values_cache)
     operands = [a for a in (keys, values, table, lengths, new) if a is not None]
+    operands += _descales(problem, k_descale=k_descale, v_descale=v_descale)
     if rope is not None:
         problem.rope, tables = rope._described(False)
         operands += tables

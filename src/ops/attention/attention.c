@@ -117,19 +117,22 @@ static gpunvme_ops_status_t check_features(const struct gpunvme_attention *p)
     return GPUNVME_OPS_OK;
 }
 
-static gpunvme_ops_status_t check_descales(const struct gpunvme_attention *p)
+gpunvme_ops_status_t attention_check_descales(const struct gpunvme_attention *p, int kv_dtype)
 {
-    bool some = p->q_descale || p->k_descale || p->v_descale || p->descale_stride;
+    bool some = p->k_descale || p->v_descale || p->descale_stride;
 
-    if (p->dtype == GPUNVME_OPS_E4M3 || !some)
-        return GPUNVME_OPS_OK;
-    return ops_fail(GPUNVME_OPS_ERR_INVALID,
-                    "q_descale, k_descale, v_descale and descale_stride are for operands of e4m3: "
-                    "these are %s",
-                    gpunvme_ops_dtype_name(p->dtype));
+    if (p->q_descale && p->dtype != GPUNVME_OPS_E4M3)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID, "q_descale is for operands of e4m3: these are %s",
+                        gpunvme_ops_dtype_name(p->dtype));
+    if (some && kv_dtype != GPUNVME_OPS_E4M3)
+        return ops_fail(GPUNVME_OPS_ERR_INVALID,
+                        "k_descale, v_descale and descale_stride are for keys and values of e4m3: "
+                        "these are %s",
+                        gpunvme_ops_dtype_name(kv_dtype));
+    return GPUNVME_OPS_OK;
 }
 
-static gpunvme_ops_status_t check_types(const struct gpunvme_attention *p)
+static gpunvme_ops_status_t check_types(const struct gpunvme_attention *p, int kv_dtype)
 {
     gpunvme_ops_status_t status = ops_check_enum("dtype", p->dtype, GPUNVME_OPS_NALLDTYPES);
 
@@ -141,13 +144,14 @@ static gpunvme_ops_status_t check_types(const struct gpunvme_attention *p)
         p->dtype < GPUNVME_OPS_NDTYPES)
         status = ops_fail(GPUNVME_OPS_ERR_DTYPE, "out is %s: from %s it can be that, or f32",
                           gpunvme_ops_dtype_name(p->out_dtype), gpunvme_ops_dtype_name(p->dtype));
-    return status ? status : check_descales(p);
+    return status ? status : attention_check_descales(p, kv_dtype);
 }
 
-gpunvme_ops_status_t attention_check(struct ops_call *call, const struct gpunvme_attention *p)
+gpunvme_ops_status_t attention_check(struct ops_call *call, const struct gpunvme_attention *p,
+                                     int kv_dtype)
 {
     int64_t positions = p->q_len > p->k_len ? p->q_len : p->k_len;
-    gpunvme_ops_status_t status = check_types(p);
+    gpunvme_ops_status_t status = check_types(p, kv_dtype);
 
     if (!status)
         status = check_numbers(p);
@@ -246,8 +250,8 @@ void attention_describe_k(struct ops_spans *spans, const struct gpunvme_attentio
 }
 
 /* With stride 0 there is one row of them. */
-static void describe_descales(struct ops_spans *spans, const struct gpunvme_attention *p,
-                              bool unused)
+void attention_describe_descales(struct ops_spans *spans, const struct gpunvme_attention *p,
+                                 bool unused)
 {
     const struct {
         const char *name;
@@ -274,7 +278,7 @@ void attention_describe_rope(struct ops_spans *spans, const struct gpunvme_rope 
 static gpunvme_ops_status_t check(struct ops_call *call)
 {
     const struct gpunvme_attention *p = call->descriptor;
-    gpunvme_ops_status_t status = attention_check(call, p);
+    gpunvme_ops_status_t status = attention_check(call, p, p->dtype);
 
     if (status)
         return status;
@@ -282,7 +286,7 @@ static gpunvme_ops_status_t check(struct ops_call *call)
     attention_describe_q(&call->spans, p, true);
     attention_describe_k(&call->spans, p);
     attention_describe_rope(&call->spans, &p->rope, call->empty);
-    describe_descales(&call->spans, p, call->empty);
+    attention_describe_descales(&call->spans, p, call->empty);
     return GPUNVME_OPS_OK;
 }
 
@@ -323,7 +327,7 @@ static void describe_gradients(const struct gpunvme_attention_grad *p, struct op
 static gpunvme_ops_status_t check_backward(struct ops_call *call)
 {
     const struct gpunvme_attention_grad *p = call->descriptor;
-    gpunvme_ops_status_t status = attention_check(call, &p->forward);
+    gpunvme_ops_status_t status = attention_check(call, &p->forward, p->forward.dtype);
 
     for (size_t i = 0; i < COUNT(p->reserved) && !status; i++)
         status = attention_check_flag("reserved", p->reserved[i], 0);

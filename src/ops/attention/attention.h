@@ -34,8 +34,17 @@ static inline int64_t attention_k_rows(const struct gpunvme_attention *p)
     return p->k_offsets ? p->k_rows : p->k_len;
 }
 
-/* Checks sizes, features and types, and fills in all of the call but its operands. */
-gpunvme_ops_status_t attention_check(struct ops_call *call, const struct gpunvme_attention *p);
+/*
+ * Checks sizes, features and types, and fills in all of the call but its operands. K and V have
+ * `kv_dtype`.
+ */
+gpunvme_ops_status_t attention_check(struct ops_call *call, const struct gpunvme_attention *p,
+                                     int kv_dtype);
+
+/* Factors are for tensors of E4M3. Of the descriptor they and its sizes are read. */
+gpunvme_ops_status_t attention_check_descales(const struct gpunvme_attention *p, int kv_dtype);
+void attention_describe_descales(struct ops_spans *spans, const struct gpunvme_attention *p,
+                                 bool unused);
 
 /* Of RoPE alone, for `dim` channels and so many positions. */
 gpunvme_ops_status_t attention_check_rope(const struct gpunvme_rope *rope, int64_t dim,

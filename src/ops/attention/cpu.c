@@ -71,6 +71,7 @@ static struct attention_cpu paged_of(const struct gpunvme_attention_paged *p)
     struct attention_cpu x = attention_cpu_of(&p->attention);
 
     x.pages = (struct attention_pages){p->block_table, p->ld_table, p->pages, p->page_size};
+    x.kv_dtype = p->cache_dtype;
     return x;
 }
 

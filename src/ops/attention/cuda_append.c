@@ -24,6 +24,9 @@ static struct gpunvme_attention attention_of(const struct gpunvme_kv_append *p)
         .k_lengths = p->k_lengths,
         .rope = p->rope,
         .dtype = p->dtype,
+        .k_descale = p->k_descale,
+        .v_descale = p->v_descale,
+        .descale_stride = p->descale_stride,
     };
 }
 
@@ -41,6 +44,7 @@ static struct cuda_append append_of(const struct gpunvme_kv_append *p)
     x->table = p->block_table;
     x->ld_table = p->ld_table;
     x->page_size = (int)p->page_size;
+    x->kv_dtype = p->cache_dtype;
     append.v = cuda_rows_of(p->v, &p->v_strides, batch, rows, p->kv_heads, p->dtype);
     return append;
 }

@@ -20,6 +20,7 @@ static struct cuda_attention paged_of(const struct gpunvme_attention_paged *p)
     x.table = p->block_table;
     x.ld_table = p->ld_table;
     x.page_size = (int)p->page_size;
+    x.kv_dtype = p->cache_dtype;
     return x;
 }
 
@@ -130,6 +131,9 @@ static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
     if (status)
         return status;
     x = paged_of(call->descriptor);
+    if (x.kv_dtype == GPUNVME_OPS_E4M3)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes a cache of 16 bits",
+                        variant->name);
     status = decode_check_sizes(variant->name, &x);
     if (!status && (far_apart(&x.k, call->descriptor) || far_apart(&x.v, call->descriptor)))
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes caches of up to 64 GiB",
@@ -198,6 +202,9 @@ static gpunvme_ops_status_t mla_suits(const struct ops_variant *variant,
         return status;
     x = paged_of(p);
     status = mla_check_sizes(variant->name, &x);
+    if (!status && p->cache_dtype == GPUNVME_OPS_E4M3)
+        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes a cache of 16 bits",
+                          variant->name);
     if (!status && (x.rope.dim || x.scale < 0))
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                           "variant '%s' takes a positive scale and no rope", variant->name);

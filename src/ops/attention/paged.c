@@ -23,7 +23,7 @@ struct cache {
 static gpunvme_ops_status_t check_cache(const struct cache *c)
 {
     gpunvme_ops_status_t status =
-        ops_check_enum("cache_dtype", c->cache_dtype, GPUNVME_OPS_NDTYPES);
+        ops_check_enum("cache_dtype", c->cache_dtype, GPUNVME_OPS_NALLDTYPES);
 
     if (!status)
         status = ops_check_size("pages", c->pages);
@@ -32,8 +32,11 @@ static gpunvme_ops_status_t check_cache(const struct cache *c)
     if (c->page_size < 1 || c->page_size > MAX_PAGE)
         return ops_fail(GPUNVME_OPS_ERR_SHAPE, "page_size is %" PRId64 ": it must be from 1 to %d",
                         c->page_size, MAX_PAGE);
-    if (c->cache_dtype != c->dtype)
-        return ops_fail(GPUNVME_OPS_ERR_DTYPE, "the cache is %s, and the operands are %s",
+    if (c->dtype >= GPUNVME_OPS_NDTYPES ||
+        (c->cache_dtype != c->dtype && c->cache_dtype != GPUNVME_OPS_E4M3))
+        return ops_fail(GPUNVME_OPS_ERR_DTYPE,
+                        "the cache is %s, and the operands are %s: operands are f32, f16 or bf16, "
+                        "and the cache likewise or e4m3",
                         gpunvme_ops_dtype_name(c->cache_dtype), gpunvme_ops_dtype_name(c->dtype));
     return GPUNVME_OPS_OK;
 }
@@ -67,6 +70,7 @@ static void describe_paged(struct ops_spans *spans, const struct gpunvme_attenti
     attention_add_integers(spans, "k_lengths", a->k_lengths, 1, a->batch, 0);
     describe_table(spans, c);
     attention_describe_rope(spans, &a->rope, !any);
+    attention_describe_descales(spans, a, !any);
 }
 
 static gpunvme_ops_status_t check_paged(struct ops_call *call)
@@ -75,7 +79,7 @@ static gpunvme_ops_status_t check_paged(struct ops_call *call)
     const struct gpunvme_attention *a = &p->attention;
     const struct cache c = {a->batch,    a->k_len,       p->pages, p->page_size,
                             p->ld_table, p->block_table, a->dtype, p->cache_dtype};
-    gpunvme_ops_status_t status = attention_check(call, a);
+    gpunvme_ops_status_t status = attention_check(call, a, p->cache_dtype);
 
     if (!status)
         status = check_cache(&c);
@@ -97,6 +101,17 @@ const struct ops_operator ops_attention_paged = {
 
 OPS_FUNCTIONS(ops_attention_paged, gpunvme_attention_paged, struct gpunvme_attention_paged)
 
+/* What is said of factors. */
+static struct gpunvme_attention factors_of(const struct gpunvme_kv_append *p)
+{
+    return (struct gpunvme_attention){.batch = p->batch,
+                                      .kv_heads = p->kv_heads,
+                                      .dtype = p->dtype,
+                                      .k_descale = p->k_descale,
+                                      .v_descale = p->v_descale,
+                                      .descale_stride = p->descale_stride};
+}
+
 static gpunvme_ops_status_t check_append_numbers(const struct gpunvme_kv_append *p)
 {
     const struct attention_size sizes[] = {
@@ -114,13 +129,14 @@ static gpunvme_ops_status_t check_append_numbers(const struct gpunvme_kv_append 
     if (!status && p->rope.dim)
         status = attention_check_flag("rope.queries_only", p->rope.queries_only, 0);
     if (!status)
-        status = check_reserved(0, p->reserved);
+        status = attention_check_flag("reserved", p->reserved, 0);
     return status;
 }
 
 static void describe_append(struct ops_spans *spans, const struct gpunvme_kv_append *p,
                             const struct cache *c)
 {
+    const struct gpunvme_attention factors = factors_of(p);
     int64_t batch = p->new_offsets ? 1 : p->batch, rows = p->new_offsets ? p->new_rows : p->new_len;
     const int64_t k[] = {batch, rows, p->kv_heads, p->dim};
     const int64_t v[] = {batch, rows, p->kv_heads, p->dim_v};
@@ -140,6 +156,7 @@ static void describe_append(struct ops_spans *spans, const struct gpunvme_kv_app
     attention_add_integers(spans, "k_lengths", p->k_lengths, 1, p->batch, 0);
     describe_table(spans, c);
     attention_describe_rope(spans, &p->rope, false);
+    attention_describe_descales(spans, &factors, false);
 }
 
 static gpunvme_ops_status_t check_append(struct ops_call *call)
@@ -147,10 +164,13 @@ static gpunvme_ops_status_t check_append(struct ops_call *call)
     const struct gpunvme_kv_append *p = call->descriptor;
     const struct cache c = {p->batch,    p->k_len,       p->pages, p->page_size,
                             p->ld_table, p->block_table, p->dtype, p->cache_dtype};
+    const struct gpunvme_attention factors = factors_of(p);
     gpunvme_ops_status_t status = check_append_numbers(p);
 
     if (!status)
         status = check_cache(&c);
+    if (!status)
+        status = attention_check_descales(&factors, p->cache_dtype);
     if (status)
         return status;
     call->dtype = p->dtype;

@@ -28,6 +28,9 @@ static struct gpunvme_attention attention_of(const struct gpunvme_kv_append *p)
         .k_lengths = p->k_lengths,
         .rope = p->rope,
         .dtype = p->dtype,
+        .k_descale = p->k_descale,
+        .v_descale = p->v_descale,
+        .descale_stride = p->descale_stride,
     };
 }
 
@@ -37,6 +40,7 @@ static struct attention_cpu cpu_of(const struct gpunvme_kv_append *p,
     struct attention_cpu x = attention_cpu_of(a);
 
     x.q_name = "new";
+    x.kv_dtype = p->cache_dtype;
     x.pages = (struct attention_pages){p->block_table, p->ld_table, p->pages, p->page_size};
     return x;
 }
@@ -54,6 +58,18 @@ static gpunvme_ops_status_t check_room(const struct attention_cpu *x)
     return GPUNVME_OPS_OK;
 }
 
+/* A row goes to the cache, as numbers whose elements it has. */
+static void store(const struct attention_cpu *x, const struct attention_sequence *s, void *pages,
+                  const struct gpunvme_attention_strides *strides, int64_t j, int64_t head,
+                  const float *factors, int64_t n, float *row)
+{
+    float factor = attention_descale(x->p, s, factors, head);
+
+    for (int64_t c = 0; c < n && factors; c++)
+        row[c] /= factor;
+    attention_store(pages, attention_key_at(x, s, strides, j, head), x->kv_dtype, n, row);
+}
+
 static void append_token(const struct gpunvme_kv_append *p, const struct attention_cpu *x,
                          const struct attention_sequence *s, int64_t i, float *row)
 {
@@ -61,13 +77,11 @@ static void append_token(const struct gpunvme_kv_append *p, const struct attenti
 
     for (int64_t head = 0; head < p->kv_heads; head++) {
         attention_load_q(x, s, i, head, row);
-        attention_store(p->k_pages, attention_key_at(x, s, &p->k_pages_strides, j, head),
-                        p->cache_dtype, p->dim, row);
+        store(x, s, p->k_pages, &p->k_pages_strides, j, head, p->k_descale, p->dim, row);
         if (!p->dim_v)
             continue;
         attention_load(p->v, attention_at(&p->v_strides, &s->q, i, head), p->dtype, p->dim_v, row);
-        attention_store(p->v_pages, attention_key_at(x, s, &p->v_pages_strides, j, head),
-                        p->cache_dtype, p->dim_v, row);
+        store(x, s, p->v_pages, &p->v_pages_strides, j, head, p->v_descale, p->dim_v, row);
     }
 }
 

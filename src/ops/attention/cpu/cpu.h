@@ -19,6 +19,7 @@ struct attention_pages {
 struct attention_cpu {
     const struct gpunvme_attention *p;
     struct attention_pages pages;
+    int kv_dtype;       /* of K and V */
     const char *q_name; /* for messages: what queries are */
     int64_t group;      /* heads of Q for each of K */
     float scale;
@@ -81,6 +82,14 @@ void attention_load_k(const struct attention_cpu *x, const struct attention_sequ
                       int64_t head, float *row);
 void attention_load_v(const struct attention_cpu *x, const struct attention_sequence *s, int64_t j,
                       int64_t head, float *row);
+
+/* The factor of numbers of E4M3, in a sequence and head of K; 1 without factors. */
+static inline float attention_descale(const struct gpunvme_attention *p,
+                                      const struct attention_sequence *s, const float *factors,
+                                      int64_t kv_head)
+{
+    return factors ? factors[s->number * p->descale_stride + kv_head] : 1;
+}
 
 /* Of a backward call. A gradient that is not wanted is not stored; rows may be turned back. */
 void attention_load_grad_out(const struct gpunvme_attention_grad *p,

@@ -19,6 +19,7 @@ struct attention_cpu attention_cpu_of(const struct gpunvme_attention *p)
 {
     return (struct attention_cpu){
         .p = p,
+        .kv_dtype = p->dtype,
         .q_name = "q",
         .group = p->heads / p->kv_heads,
         .scale = p->scale != 0 ? p->scale : (float)(1 / sqrt((double)p->dim)),
@@ -179,11 +180,10 @@ void attention_rotate(const struct gpunvme_rope *rope, double ratio, int64_t pos
 static void descale(const struct attention_cpu *x, const struct attention_sequence *s,
                     const float *factors, int64_t kv_head, int64_t n, float *row)
 {
-    if (!factors)
-        return;
-    factors += s->number * x->p->descale_stride + kv_head;
-    for (int64_t c = 0; c < n; c++)
-        row[c] *= *factors;
+    float factor = attention_descale(x->p, s, factors, kv_head);
+
+    for (int64_t c = 0; c < n && factors; c++)
+        row[c] *= factor;
 }
 
 void attention_load_q(const struct attention_cpu *x, const struct attention_sequence *s, int64_t i,
@@ -202,7 +202,7 @@ void attention_load_k(const struct attention_cpu *x, const struct attention_sequ
 {
     const struct gpunvme_attention *p = x->p;
 
-    attention_load(p->k, attention_key_at(x, s, &p->k_strides, j, head), p->dtype, p->dim, row);
+    attention_load(p->k, attention_key_at(x, s, &p->k_strides, j, head), x->kv_dtype, p->dim, row);
     descale(x, s, p->k_descale, head, p->dim, row);
     if (p->rope.dim && !p->rope.queries_only)
         attention_rotate(&p->rope, x->rope_ratio, j, false, row);
@@ -213,7 +213,8 @@ void attention_load_v(const struct attention_cpu *x, const struct attention_sequ
 {
     const struct gpunvme_attention *p = x->p;
 
-    attention_load(p->v, attention_key_at(x, s, &p->v_strides, j, head), p->dtype, p->dim_v, row);
+    attention_load(p->v, attention_key_at(x, s, &p->v_strides, j, head), x->kv_dtype, p->dim_v,
+                   row);
     descale(x, s, p->v_descale, head, p->dim_v, row);
 }
 

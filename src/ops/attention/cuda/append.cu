@@ -9,6 +9,32 @@
 
 #define THREADS 128
 
+/*
+ * The same bits as cpu_to_e4m3(), on every GPU: to nearest even, and what is larger becomes 448.
+ * Below 2^-6 the addition rounds to multiples of 2^-9.
+ */
+static __device__ __forceinline__ uint8_t to_e4m3(float value)
+{
+    uint32_t bits = __float_as_uint(value), sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
+    uint32_t rounded = (size - (120u << 23) + 0x7ffff + (size >> 20 & 1)) >> 20;
+
+    if (size > 0x7f800000)
+        return (uint8_t)(sign | 0x7f);
+    if (__uint_as_float(size) < 0x1p-6f)
+        rounded = __float_as_uint(__uint_as_float(size) + 0x1p14f) - __float_as_uint(0x1p14f);
+    return (uint8_t)(sign | (rounded < 0x7e ? rounded : 0x7e));
+}
+
+/* An element to the cache, whose numbers of E4M3 have that factor. */
+static __device__ __forceinline__ void store_cached(void *data, int64_t i, int dtype, float value,
+                                                    float factor)
+{
+    if (dtype == GPUNVME_OPS_E4M3)
+        ((uint8_t *)data)[i] = to_e4m3(value / factor);
+    else
+        store_element(data, i, dtype, value);
+}
+
 static __global__ void __launch_bounds__(THREADS) append_elements(const cuda_append p)
 {
     const cuda_attention &x = p.x;
@@ -20,17 +46,20 @@ static __global__ void __launch_bounds__(THREADS) append_elements(const cuda_app
          at += (int64_t)gridDim.x * THREADS) {
         int64_t row = at / width, token = row / x.heads;
         int c = (int)(at % width), head = (int)(row % x.heads), i = (int)(token % x.q_len);
-        cuda_sequence s = sequence_of(x, (int)(token / x.q_len));
+        int b = (int)(token / x.q_len);
+        cuda_sequence s = sequence_of(x, b);
         int j = position_of(s, i);
 
         if (i >= s.q_len)
             continue;
         if (c < x.dim)
-            store_element(x.k.data, key_at(x, x.k, s, j, head) + c, x.dtype,
-                          load_q(x, s, i, query_at(x.q, s, i, head), c));
+            store_cached(x.k.data, key_at(x, x.k, s, j, head) + c, x.kv_dtype,
+                         load_q(x, s, i, query_at(x.q, s, i, head), c),
+                         descale_of(x, x.k_descale, b, head));
         else
-            store_element(x.v.data, key_at(x, x.v, s, j, head) + c - x.dim, x.dtype,
-                          load_element(p.v.data, query_at(p.v, s, i, head) + c - x.dim, x.dtype));
+            store_cached(x.v.data, key_at(x, x.v, s, j, head) + c - x.dim, x.kv_dtype,
+                         load_element(p.v.data, query_at(p.v, s, i, head) + c - x.dim, x.dtype),
+                         descale_of(x, x.v_descale, b, head));
     }
 }
 
@@ -109,25 +138,62 @@ static __device__ __forceinline__ void copy_vector(void *to, int64_t to_at, cons
 }
 
 template <int COUNT>
-static __device__ __forceinline__ void append_k(const cuda_append &p, const cuda_sequence &s, int i,
-                                                int head, int c)
+static __device__ __forceinline__ void store_e4m3(void *to, int64_t at, const vector<COUNT> &v,
+                                                  float factor)
+{
+    uint32_t words[2] = {0, 0};
+
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        words[i / 4] |= (uint32_t)to_e4m3(v.z[i] / factor) << i % 4 * 8;
+    if (COUNT == 4)
+        *(uint32_t *)((char *)to + at) = words[0];
+    else
+        *(uint2 *)((char *)to + at) = make_uint2(words[0], words[1]);
+}
+
+template <int COUNT, bool FP8>
+static __device__ __forceinline__ void append_k(const cuda_append &p, const cuda_sequence &s, int b,
+                                                int i, int head, int c)
 {
     const cuda_attention &x = p.x;
     int j = position_of(s, i);
     int64_t from = query_at(x.q, s, i, head), to = key_at(x, x.k, s, j, head) + c;
     vector<COUNT> v;
 
-    if (c < x.rope.first || c >= x.rope.first + x.rope.dim) {
+    bool turned = c >= x.rope.first && c < x.rope.first + x.rope.dim;
+
+    if (!turned && !FP8) {
         copy_vector<COUNT>(x.k.data, to, x.q.data, from + c);
         return;
     }
-    v = load_turned_vector<COUNT>(x, from, c, j);
+    v = turned ? load_turned_vector<COUNT>(x, from, c, j)
+               : load_vector<COUNT>(x.q.data, from + c, x.dtype);
+    if (FP8) {
+        store_e4m3(x.k.data, to, v, descale_of(x, x.k_descale, b, head));
+        return;
+    }
 #pragma unroll
     for (int e = 0; e < COUNT; e += 4)
         store4(x.k.data, to + e, x.dtype, v.z + e);
 }
 
-template <int COUNT>
+template <int COUNT, bool FP8>
+static __device__ __forceinline__ void append_v(const cuda_append &p, const cuda_sequence &s, int b,
+                                                int i, int head, int c)
+{
+    const cuda_attention &x = p.x;
+    int64_t from = query_at(p.v, s, i, head) + c,
+            to = key_at(x, x.v, s, position_of(s, i), head) + c;
+
+    if (FP8)
+        store_e4m3(x.v.data, to, load_vector<COUNT>(p.v.data, from, x.dtype),
+                   descale_of(x, x.v_descale, b, head));
+    else
+        copy_vector<COUNT>(x.v.data, to, p.v.data, from);
+}
+
+template <int COUNT, bool FP8>
 static __global__ void __launch_bounds__(THREADS) append_vectors(const cuda_append p)
 {
     const cuda_attention &x = p.x;
@@ -136,8 +202,8 @@ static __global__ void __launch_bounds__(THREADS) append_vectors(const cuda_appe
 
     wait_for_kernels_before();
     for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-        cuda_sequence s = sequence_of(x, (int)(token / x.q_len));
-        int i = (int)(token % x.q_len);
+        int b = (int)(token / x.q_len), i = (int)(token % x.q_len);
+        cuda_sequence s = sequence_of(x, b);
 
         if (i >= s.q_len)
             continue;
@@ -145,10 +211,9 @@ static __global__ void __launch_bounds__(THREADS) append_vectors(const cuda_appe
             int head = at / vectors, c = at % vectors * COUNT;
 
             if (c < x.dim)
-                append_k<COUNT>(p, s, i, head, c);
+                append_k<COUNT, FP8>(p, s, b, i, head, c);
             else
-                copy_vector<COUNT>(x.v.data, key_at(x, x.v, s, position_of(s, i), head) + c - x.dim,
-                                   p.v.data, query_at(p.v, s, i, head) + c - x.dim);
+                append_v<COUNT, FP8>(p, s, b, i, head, c - x.dim);
         }
     }
 }
@@ -166,10 +231,11 @@ gpunvme_ops_status_t cuda_append_naive(const struct cuda_append *p, void *stream
 gpunvme_ops_status_t cuda_append_vectorized(const struct cuda_append *p, void *stream)
 {
     unsigned blocks = cuda_attention_blocks((int64_t)p->x.batch * p->x.q_len, 1);
+    bool fp8 = p->x.kv_dtype == GPUNVME_OPS_E4M3;
+    void (*kernel)(cuda_append) = p->x.dtype == GPUNVME_OPS_F32
+                                      ? (fp8 ? append_vectors<4, true> : append_vectors<4, false>)
+                                      : (fp8 ? append_vectors<8, true> : append_vectors<8, false>);
 
-    if (p->x.dtype == GPUNVME_OPS_F32)
-        LAUNCH_CLUSTERS(append_vectors<4>, blocks, 1, THREADS, 0, stream, *p);
-    else
-        LAUNCH_CLUSTERS(append_vectors<8>, blocks, 1, THREADS, 0, stream, *p);
+    LAUNCH_CLUSTERS(kernel, blocks, 1, THREADS, 0, stream, *p);
     return cuda_attention_launched();
 }

@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(THREADS)
             continue;
         for (int j = keys.first; j < keys.end; j++)
             sum += weights[row * x.k_len + j] *
-                   load_number<true>(x.v.data, key_at(x, x.v, r.s, j, kv_head) + c, x.dtype);
+                   load_number<true>(x.v.data, key_at(x, x.v, r.s, j, kv_head) + c, x.kv_dtype);
         store_element(x.out.data, query_at(x.out, r.s, r.i, r.head) + c, x.out_dtype,
                       sum * descale_of(x, x.v_descale, r.b, kv_head));
     }

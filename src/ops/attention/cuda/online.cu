@@ -31,20 +31,23 @@ static __device__ __forceinline__ room room_of(const cuda_attention &x)
     return r;
 }
 
-/* Score of key j, by one lane. */
-static __device__ __forceinline__ float
-multiply_row(const cuda_attention &x, const cuda_sequence &s, int j, int kv_head, const float *q)
+/* Score of key j, by one lane; `descale` is the factor of numbers of E4M3. */
+template <bool FP8>
+static __device__ __forceinline__ float multiply_row(const cuda_attention &x,
+                                                     const cuda_sequence &s, int j, int kv_head,
+                                                     const float *q, float descale)
 {
     int64_t at = key_at(x, x.k, s, j, kv_head);
     float sum = 0;
 
 #pragma unroll 8
     for (int c = 0; c < x.dim; c++)
-        sum += q[c] * load_k(x, j, at, c);
-    return score_of(x, sum);
+        sum += q[c] * load_k<FP8>(x, j, at, c);
+    return score_of(x, FP8 ? sum * descale : sum);
 }
 
 /* `count` keys, of which each lane has one's score or -infinity, by the whole warp. */
+template <bool FP8>
 static __device__ __forceinline__ void add_keys(const cuda_attention &x, const float *weights,
                                                 const int64_t *rows, int count, float scale,
                                                 float *sums)
@@ -54,15 +57,16 @@ static __device__ __forceinline__ void add_keys(const cuda_attention &x, const f
 
 #pragma unroll 8
         for (int l = 0; l < count; l++)
-            sum += weights[l] * load_element(x.v.data, rows[l] + c, x.dtype);
+            sum += weights[l] * load_number<FP8>(x.v.data, rows[l] + c, FP8 ? x.kv_dtype : x.dtype);
         sums[c] = sum;
     }
 }
 
 /* A warp's keys. */
+template <bool FP8>
 static __device__ __forceinline__ void attend_keys(const cuda_attention &x, const cuda_sequence &s,
                                                    const cuda_range &keys, int kv_head,
-                                                   const room &r)
+                                                   const room &r, float descale)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float *sums = r.sums + warp * x.dim_v, most = -INFINITY, total = 0;
@@ -74,7 +78,7 @@ static __device__ __forceinline__ void attend_keys(const cuda_attention &x, cons
         float score = -INFINITY, now, shift, scale, weight;
 
         if (j < keys.end) {
-            score = multiply_row(x, s, j, kv_head, r.q);
+            score = multiply_row<FP8>(x, s, j, kv_head, r.q, descale);
             r.rows[threadIdx.x] = key_at(x, x.v, s, j, kv_head);
         }
         now = max_or_nan(most, warp_max(score));
@@ -85,7 +89,7 @@ static __device__ __forceinline__ void attend_keys(const cuda_attention &x, cons
         total = total * scale + weight;
         r.weights[threadIdx.x] = weight;
         __syncwarp();
-        add_keys(x, r.weights + warp * 32, r.rows + warp * 32, count, scale, sums);
+        add_keys<FP8>(x, r.weights + warp * 32, r.rows + warp * 32, count, scale, sums);
         __syncwarp();
     }
     total = warp_sum(total);
@@ -97,7 +101,7 @@ static __device__ __forceinline__ void attend_keys(const cuda_attention &x, cons
 
 /* What the warps have becomes the result. */
 static __device__ __forceinline__ void finish(const cuda_attention &x, const cuda_sequence &s,
-                                              int i, int head, const room &r)
+                                              int i, int head, const room &r, float descale)
 {
     float most = sink_of(x, head), shift, scale[WARPS], total;
     int64_t at = query_at(x.out, s, i, head);
@@ -115,13 +119,14 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cud
 
         for (int w = 0; w < WARPS; w++)
             sum += r.sums[w * x.dim_v + c] * scale[w];
-        store_element(x.out.data, at + c, x.out_dtype, most == -INFINITY ? 0 : sum / total);
+        store_element(x.out.data, at + c, x.out_dtype,
+                      most == -INFINITY ? 0 : sum / total * descale);
     }
     if (x.lse.data && !threadIdx.x)
         ((float *)x.lse.data)[query_at(x.lse, s, i, head)] = shift + logf(total);
 }
 
-static __global__ void __launch_bounds__(THREADS) attend(const cuda_attention x)
+template <bool FP8> static __global__ void __launch_bounds__(THREADS) attend(const cuda_attention x)
 {
     int64_t rows = (int64_t)x.batch * x.q_len * x.heads;
     room r = room_of(x);
@@ -129,17 +134,19 @@ static __global__ void __launch_bounds__(THREADS) attend(const cuda_attention x)
     wait_for_kernels_before();
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         int64_t query = row / x.heads;
-        cuda_sequence s = sequence_of(x, (int)(query / x.q_len));
-        int head = (int)(row % x.heads), i = (int)(query % x.q_len);
+        int b = (int)(query / x.q_len), i = (int)(query % x.q_len);
+        cuda_sequence s = sequence_of(x, b);
+        int head = (int)(row % x.heads), kv_head = head / x.group;
 
         if (i >= s.q_len)
             continue;
         for (int c = threadIdx.x; c < x.dim; c += THREADS)
             r.q[c] = load_q(x, s, i, query_at(x.q, s, i, head), c);
         __syncthreads();
-        attend_keys(x, s, keys_of(x, s, i), head / x.group, r);
+        attend_keys<FP8>(x, s, keys_of(x, s, i), kv_head, r,
+                         FP8 ? descale_of(x, x.k_descale, b, kv_head) : 1);
         __syncthreads();
-        finish(x, s, i, head, r);
+        finish(x, s, i, head, r, FP8 ? descale_of(x, x.v_descale, b, kv_head) : 1);
         __syncthreads();
     }
 }
@@ -150,15 +157,20 @@ size_t online_shared_nbytes(const struct cuda_attention *x)
            (2 * WARPS + (size_t)x->dim + WARPS * (size_t)x->dim_v) * sizeof(float);
 }
 
-gpunvme_ops_status_t online_run(const struct cuda_attention *x, void *workspace, void *stream)
+template <bool FP8> static gpunvme_ops_status_t launch(const struct cuda_attention *x, void *stream)
 {
     size_t nbytes = online_shared_nbytes(x);
-    gpunvme_ops_status_t status = cuda_allow_shared((const void *)attend, nbytes);
+    gpunvme_ops_status_t status = cuda_allow_shared((const void *)attend<FP8>, nbytes);
 
-    (void)workspace;
     if (status)
         return status;
-    LAUNCH_CLUSTERS(attend, cuda_attention_blocks((int64_t)x->batch * x->q_len * x->heads, 1), 1,
-                    THREADS, nbytes, stream, *x);
+    LAUNCH_CLUSTERS(attend<FP8>, cuda_attention_blocks((int64_t)x->batch * x->q_len * x->heads, 1),
+                    1, THREADS, nbytes, stream, *x);
     return cuda_attention_launched();
+}
+
+gpunvme_ops_status_t online_run(const struct cuda_attention *x, void *workspace, void *stream)
+{
+    (void)workspace;
+    return x->kv_dtype == GPUNVME_OPS_E4M3 ? launch<true>(x, stream) : launch<false>(x, stream);
 }

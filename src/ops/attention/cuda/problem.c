@@ -101,6 +101,7 @@ struct cuda_attention cuda_attention_of(const struct gpunvme_attention *p)
         .k_descale = p->k_descale,
         .v_descale = p->v_descale,
         .descale_stride = p->descale_stride,
+        .kv_dtype = p->dtype,
     };
 }
 

@@ -211,9 +211,11 @@ static __device__ __forceinline__ float load_q(const cuda_attention &x, const cu
 template <bool FP8 = false>
 static __device__ __forceinline__ float load_k(const cuda_attention &x, int j, int64_t at, int c)
 {
+    int dtype = FP8 ? x.kv_dtype : x.dtype;
+
     if (!x.rope.dim || x.rope.queries_only)
-        return load_number<FP8>(x.k.data, at + c, x.dtype);
-    return load_turned<false, FP8>(x.k.data, at, c, x.dtype, x.rope, j);
+        return load_number<FP8>(x.k.data, at + c, dtype);
+    return load_turned<false, FP8>(x.k.data, at, c, dtype, x.rope, j);
 }
 
 #endif

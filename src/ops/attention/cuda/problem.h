@@ -61,6 +61,8 @@ struct cuda_attention {
     const int32_t *table;
     int64_t ld_table;
     int page_size;
+
+    int kv_dtype; /* of K and V: E4M3 where a cache has that, else dtype */
 };
 
 /* ERR_UNSUPPORTED if a size is beyond CUDA_ATTENTION_MOST. */

@@ -45,7 +45,7 @@ _gpunvme_options() {
             ;;
         ops)
             echo "--variant --without --shape --shapes --device --dtype --activation --no-preact --batch" \
-                "--heads --page --values --causal --window --softcap --lengths --kind --threads --rounds --time --burst --no-peaks --cpu-time --seed --json --help --usage"
+                "--heads --page --cache-dtype --values --causal --window --softcap --lengths --kind --threads --rounds --time --burst --no-peaks --cpu-time --seed --json --help --usage"
             ;;
     esac
 }
@@ -61,6 +61,7 @@ _gpunvme_values() {
         --tier | --to) echo "hot warm cold" ;;
         --device) echo "cpu cuda" ;;
         --dtype) echo "f32 tf32 f16 bf16 f8_e4m3 e4m3 e4m3-row e4m3-block e4m3-fast e5m2 e5m2-e4m3" ;;
+        --cache-dtype) echo "e4m3" ;;
         --activation) echo "none relu gelu gelu_tanh silu" ;;
         --variant) echo "all naive blocked online packed avx2 avx512 openmp" ;;
         --profile) gpunvme sim profiles 2>/dev/null | grep -E '^[a-z]' ;;

@@ -103,6 +103,7 @@ struct ops_heads {
     int64_t left, right;
     double softcap;   /* 0: none */
     int64_t shortest; /* over a cache: lengths from this one to all keys, geometrically; 0: all */
+    bool fp8_cache;   /* pages have E4M3, with factors by sequence and head */
 };
 
 struct ops_case {
@@ -248,6 +249,9 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c);
 struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c);
 struct gpunvme_attention_paged ops_attention_paged_of(const struct ops_case *c);
 struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c);
+
+/* The type of K, V or what is appended to. */
+int ops_attention_kv_dtype(const struct ops_case *c, int matrix);
 
 /* Is a value the first channels of its key? And how many channels it has. */
 bool ops_attention_is_latent(const struct ops_case *c);

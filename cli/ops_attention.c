@@ -24,6 +24,19 @@ int64_t ops_attention_keys(const struct ops_case *c)
     return longer ? c->shape.m : c->shape.n;
 }
 
+static bool is_cache(const struct ops_case *c, int matrix)
+{
+    bool paged = c->op == GPUNVME_OPS_ATTENTION_PAGED;
+
+    return matrix == OPS_PAGES_K || matrix == OPS_PAGES_V ||
+           (paged && (matrix == OPS_B || matrix == OPS_V));
+}
+
+int ops_attention_kv_dtype(const struct ops_case *c, int matrix)
+{
+    return c->heads.fp8_cache && is_cache(c, matrix) ? GPUNVME_OPS_E4M3 : c->dtype;
+}
+
 /* Of a sequence. */
 static int64_t pages_of(const struct ops_case *c)
 {
@@ -40,6 +53,8 @@ static void count_pages(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
     counts[append ? OPS_PAGES_V : OPS_V] = ops_attention_is_latent(c) ? -1 : rows * c->shape.k;
     counts[OPS_TABLE] = h->batch * pages_of(c);
     counts[OPS_LENGTHS] = h->batch;
+    if (h->fp8_cache)
+        counts[OPS_SCALE_B] = counts[OPS_SCALE_V] = h->batch * h->kv_heads;
 }
 
 void ops_attention_count(const struct ops_case *c, int64_t counts[OPS_NMATRICES])
@@ -213,6 +228,7 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c)
     struct gpunvme_attention_strides out =
         strides_of(c->shape.m, h->heads, ops_attention_values(c));
     bool backward = c->op == GPUNVME_OPS_ATTENTION_BACKWARD, fp8 = ops_is_fp8(c->dtype);
+    bool fp8_kv = fp8 || ops_attention_kv_dtype(c, OPS_B) == GPUNVME_OPS_E4M3;
 
     return (struct gpunvme_attention){
         .batch = h->batch,
@@ -241,9 +257,9 @@ struct gpunvme_attention ops_attention_of(const struct ops_case *c)
         .out_dtype = ops_case_out_dtype(c),
         .compute = c->compute,
         .q_descale = fp8 ? ops_case_at(c, OPS_SCALE_A) : NULL,
-        .k_descale = fp8 ? ops_case_at(c, OPS_SCALE_B) : NULL,
-        .v_descale = fp8 ? ops_case_at(c, OPS_SCALE_V) : NULL,
-        .descale_stride = fp8 ? h->kv_heads : 0};
+        .k_descale = fp8_kv ? ops_case_at(c, OPS_SCALE_B) : NULL,
+        .v_descale = fp8_kv ? ops_case_at(c, OPS_SCALE_V) : NULL,
+        .descale_stride = fp8_kv ? h->kv_heads : 0};
 }
 
 struct gpunvme_attention_grad ops_attention_backward_of(const struct ops_case *c)
@@ -272,7 +288,7 @@ struct gpunvme_attention_paged ops_attention_paged_of(const struct ops_case *c)
                                             .ld_table = pages_of(c),
                                             .pages = c->heads.batch * pages_of(c),
                                             .page_size = c->heads.page,
-                                            .cache_dtype = c->dtype};
+                                            .cache_dtype = ops_attention_kv_dtype(c, OPS_B)};
 }
 
 struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c)
@@ -281,25 +297,29 @@ struct gpunvme_kv_append ops_kv_append_of(const struct ops_case *c)
     struct gpunvme_attention_strides rows = strides_of(c->shape.m, h->kv_heads, c->shape.k);
     struct gpunvme_attention_strides pages = strides_of(h->page, h->kv_heads, c->shape.k);
 
-    return (struct gpunvme_kv_append){.batch = h->batch,
-                                      .kv_heads = h->kv_heads,
-                                      .dim = c->shape.k,
-                                      .dim_v = c->shape.k,
-                                      .new_len = c->shape.m,
-                                      .k_len = ops_attention_keys(c),
-                                      .k = ops_case_at(c, OPS_B),
-                                      .v = ops_case_at(c, OPS_V),
-                                      .k_pages = ops_case_at(c, OPS_PAGES_K),
-                                      .v_pages = ops_case_at(c, OPS_PAGES_V),
-                                      .k_strides = rows,
-                                      .v_strides = rows,
-                                      .k_pages_strides = pages,
-                                      .v_pages_strides = pages,
-                                      .k_lengths = ops_case_at(c, OPS_LENGTHS),
-                                      .block_table = ops_case_at(c, OPS_TABLE),
-                                      .ld_table = pages_of(c),
-                                      .pages = h->batch * pages_of(c),
-                                      .page_size = h->page,
-                                      .dtype = c->dtype,
-                                      .cache_dtype = c->dtype};
+    return (struct gpunvme_kv_append){
+        .batch = h->batch,
+        .kv_heads = h->kv_heads,
+        .dim = c->shape.k,
+        .dim_v = c->shape.k,
+        .new_len = c->shape.m,
+        .k_len = ops_attention_keys(c),
+        .k = ops_case_at(c, OPS_B),
+        .v = ops_case_at(c, OPS_V),
+        .k_pages = ops_case_at(c, OPS_PAGES_K),
+        .v_pages = ops_case_at(c, OPS_PAGES_V),
+        .k_strides = rows,
+        .v_strides = rows,
+        .k_pages_strides = pages,
+        .v_pages_strides = pages,
+        .k_lengths = ops_case_at(c, OPS_LENGTHS),
+        .block_table = ops_case_at(c, OPS_TABLE),
+        .ld_table = pages_of(c),
+        .pages = h->batch * pages_of(c),
+        .page_size = h->page,
+        .dtype = c->dtype,
+        .cache_dtype = ops_attention_kv_dtype(c, OPS_PAGES_K),
+        .k_descale = h->fp8_cache ? ops_case_at(c, OPS_SCALE_B) : NULL,
+        .v_descale = h->fp8_cache ? ops_case_at(c, OPS_SCALE_V) : NULL,
+        .descale_stride = h->fp8_cache ? h->kv_heads : 0};
 }

@@ -38,15 +38,22 @@ static int64_t key_at(const struct ops_case *c, const struct query *q, int64_t j
 
 static double load(const struct ops_case *c, int matrix, int64_t i)
 {
-    return (double)cpu_load(c->host[matrix], i, c->dtype);
+    return (double)cpu_load(c->host[matrix], i, ops_attention_kv_dtype(c, matrix));
+}
+
+static const float *scale_at(const struct ops_case *c, int matrix, int64_t b, int64_t kv_head)
+{
+    const float *scales = c->host[matrix];
+
+    return scales ? scales + b * c->heads.kv_heads + kv_head : NULL;
 }
 
 /* Of fp8: what the numbers that the query reads are multiplied by. */
 static double scale_of(const struct ops_case *c, int matrix, const struct query *q)
 {
-    const float *scales = c->host[matrix];
+    const float *scale = scale_at(c, matrix, q->b, q->kv_head);
 
-    return scales ? (double)scales[q->b * c->heads.kv_heads + q->kv_head] : 1;
+    return scale ? (double)*scale : 1;
 }
 
 /*
@@ -289,22 +296,28 @@ static double error_of_head(const struct ops_case *c, int64_t b, int64_t head, i
     return most;
 }
 
+/* An element as a cache has it: of E4M3 it is rounded. */
+static double cached(double element, const float *scale)
+{
+    return scale ? (double)cpu_from_e4m3(cpu_to_e4m3((float)element / *scale)) : element;
+}
+
 /* A row of the cache: the new token's, or what it was before, which is NaN. */
 static double error_of_row(const struct ops_case *c, int cache, int64_t at, int from, int64_t token,
-                           double most)
+                           double most, const float *scale)
 {
     for (int64_t x = 0; x < c->shape.k; x++) {
         double got = load(c, cache, at + x);
 
         if (token >= 0)
-            most = ops_worst(most, got, load(c, from, token + x), 0);
+            most = ops_worst(most, got, cached(load(c, from, token + x), scale), 0);
         else if (!isnan(got))
             most = INFINITY;
     }
     return most;
 }
 
-/* Copies lose nothing. */
+/* Copies lose nothing, and rounding is told by its bits. */
 static double error_of_append(const struct ops_case *c)
 {
     int64_t n = ops_attention_keys(c), old = n - c->shape.m;
@@ -316,8 +329,10 @@ static double error_of_append(const struct ops_case *c)
                 int64_t at = ops_attention_key_at(c, b, j, h), row = b * c->shape.m + j - old;
                 int64_t token = j < old ? -1 : (row * c->heads.kv_heads + h) * c->shape.k;
 
-                most = error_of_row(c, OPS_PAGES_K, at, OPS_B, token, most);
-                most = error_of_row(c, OPS_PAGES_V, at, OPS_V, token, most);
+                most = error_of_row(c, OPS_PAGES_K, at, OPS_B, token, most,
+                                    scale_at(c, OPS_SCALE_B, b, h));
+                most = error_of_row(c, OPS_PAGES_V, at, OPS_V, token, most,
+                                    scale_at(c, OPS_SCALE_V, b, h));
             }
     return most;
 }

@@ -35,6 +35,7 @@ enum {
     KEY_WINDOW,
     KEY_SOFTCAP,
     KEY_LENGTHS,
+    KEY_CACHE_DTYPE,
     KEY_KIND,
 };
 
@@ -68,6 +69,9 @@ static const struct argp_option options[] = {
      "Attention: heads of the queries, and of keys and values if they are fewer (8)", 2},
     {"causal", KEY_CAUSAL, NULL, 0, "Attention: a query does not see later keys", 2},
     {"page", KEY_PAGE, "N", 0, "Attention over a cache: rows of its pages (16)", 2},
+    {"cache-dtype", KEY_CACHE_DTYPE, "e4m3", 0,
+     "Attention over a cache: its type, with a scale for each sequence and head (that of --dtype)",
+     2},
     {"values", KEY_VALUES, "N", 0,
      "Attention over a cache: a value is the first N channels of its key (MLA)", 2},
     {"window", KEY_WINDOW, "N[/M]", 0,
@@ -199,6 +203,12 @@ static error_t parse_attention(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_LENGTHS:
         args->heads.shortest = (int64_t)cli_parse_count(state, "lengths", arg, 1, 999999);
+        return 0;
+    case KEY_CACHE_DTYPE:
+        args->heads.fp8_cache = !strcmp(arg, "e4m3");
+        if (!args->heads.fp8_cache)
+            argp_error(state,
+                       "--cache-dtype=%s: must be e4m3; else a cache has the type of --dtype", arg);
         return 0;
     case KEY_CAUSAL:
         args->heads.causal = true;

@@ -59,10 +59,11 @@ static int dtype_of(const struct ops_case *c, int matrix)
 
     if (ops_memory_op(c->op))
         return part_of(c, matrix).dtype;
-    return four_bytes        ? GPUNVME_OPS_F32
-           : matrix == OPS_C ? ops_case_out_dtype(c)
-           : matrix == OPS_B ? ops_case_dtype_b(c)
-                             : c->dtype;
+    return four_bytes                ? GPUNVME_OPS_F32
+           : matrix == OPS_C         ? ops_case_out_dtype(c)
+           : ops_is_attention(c->op) ? ops_attention_kv_dtype(c, matrix)
+           : matrix == OPS_B         ? ops_case_dtype_b(c)
+                                     : c->dtype;
 }
 
 int ops_case_out_dtype(const struct ops_case *c)
@@ -217,9 +218,11 @@ double ops_case_traffic(const struct ops_case *c)
             nbytes += (double)counts[i] * (double)gpunvme_ops_dtype_nbytes(dtype_of(c, i));
     /* Of a cache only what is appended is moved. */
     if (c->op == GPUNVME_OPS_KV_APPEND)
-        nbytes = 2 * (double)(counts[OPS_B] + counts[OPS_V]) *
-                 (double)gpunvme_ops_dtype_nbytes(c->dtype);
-    return nbytes - ops_attention_unread(c) * (double)gpunvme_ops_dtype_nbytes(c->dtype);
+        nbytes = (double)(counts[OPS_B] + counts[OPS_V]) *
+                 (double)(gpunvme_ops_dtype_nbytes(dtype_of(c, OPS_B)) +
+                          gpunvme_ops_dtype_nbytes(dtype_of(c, OPS_PAGES_K)));
+    return nbytes - ops_attention_unread(c) *
+                        (double)gpunvme_ops_dtype_nbytes(ops_attention_kv_dtype(c, OPS_B));
 }
 
 /*

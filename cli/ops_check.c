@@ -32,12 +32,10 @@ static const struct argp_option options[] = {
 
 static const char doc[] =
     "Compares each variant of each operator that this machine has with sums in f64, with each type "
-    "and on several shapes; attention in 32 queries and keys of four heads. OPERATOR is a name "
-    "that "
-    "'gpunvme ops list' has, or linear (both directions); without one all are checked. The error "
-    "is shown as "
-    "a share of what sums in f32 may lose: up to 1 is right. With a GPU, its variants are checked, "
-    "too."
+    "and on several shapes; attention in 32 queries and keys of four heads, where bf16/e4m3 is "
+    "bf16 over a cache in e4m3. OPERATOR is a name that 'gpunvme ops list' has, or linear (both "
+    "directions); without one all are checked. The error is shown as a share of what sums in f32 "
+    "may lose: up to 1 is right. With a GPU, its variants are checked, too."
     "\vExamples:\n"
     "  gpunvme ops check\n"
     "  gpunvme ops check attention attention-backward --device cuda\n"
@@ -84,6 +82,7 @@ static const struct ops_shape shapes[] = {
     {3, 257, 389},
     {136, 264, 200},
     {2, 333, 576}, /* attention over a cache: of latent vectors */
+    {3, 517, 128}, /* and of few queries */
     /* For GPUs alone: few rows; a long sum of few results; several tiles for each block. */
     {5, 264, 4104},
     {72, 136, 6152},
@@ -97,6 +96,7 @@ static const struct ops_shape shapes[] = {
 
 struct result {
     int op, device, dtype, compute;
+    bool fp8_cache;
     const char *variant;
     double error; /* the worst of all shapes; the first that is wrong stays, it may be NaN */
     unsigned ncases;
@@ -139,6 +139,7 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
                                        .page = 16,
                                        .causal = i % 2,
                                        .values = shapes[i].k == 576 ? 512 : 0,
+                                       .fp8_cache = r->fp8_cache,
                                        .window = i % 4 == 2,
                                        .left = 24,
                                        .right = 8,
@@ -172,21 +173,29 @@ static gpunvme_ops_status_t check(const struct args *args, struct result *r)
     return GPUNVME_OPS_OK;
 }
 
+/* "bf16", or over a cache of another type "bf16/e4m3". */
+static const char *types_of(const struct result *r, char text[32])
+{
+    snprintf(text, 32, "%s%s", cli_ops_dtype_name(r->dtype, r->compute),
+             r->fp8_cache ? "/e4m3" : "");
+    return text;
+}
+
 static void tell(const struct result *r, struct cli_json *json)
 {
     bool right = r->error <= 1;
+    char types[32];
 
     if (!json) {
         printf("  %-20s%-13s%-10s%6u cases%10.3f  %s\n", cli_ops_name(r->op), r->variant,
-               cli_ops_dtype_name(r->dtype, r->compute), r->ncases, r->error,
-               right ? "right" : "WRONG");
+               types_of(r, types), r->ncases, r->error, right ? "right" : "WRONG");
         return;
     }
     cli_json_object(json, NULL);
     cli_json_text(json, "operator", cli_ops_name(r->op));
     cli_json_text(json, "device", cli_ops_device_name(r->device));
     cli_json_text(json, "variant", r->variant);
-    cli_json_text(json, "dtype", cli_ops_dtype_name(r->dtype, r->compute));
+    cli_json_text(json, "dtype", types_of(r, types));
     cli_json_u64(json, "cases", r->ncases);
     cli_json_real(json, "error", r->error);
     cli_json_bool(json, "right", right);
@@ -213,10 +222,11 @@ static int check_nothing(const struct args *args)
 }
 
 static void check_type(const struct args *args, const struct gpunvme_ops_variant *v, int dtype,
-                       int compute, struct cli_json *json, struct count *count)
+                       int compute, bool fp8_cache, struct cli_json *json, struct count *count)
 {
-    struct result r = {v->op, v->device, dtype, compute, v->name, 0, 0};
+    struct result r = {v->op, v->device, dtype, compute, fp8_cache, v->name, 0, 0};
     gpunvme_ops_status_t status = check(args, &r);
+    char types[32];
 
     if (status)
         count->code = cli_ops_fail(status);
@@ -226,12 +236,19 @@ static void check_type(const struct args *args, const struct gpunvme_ops_variant
         return;
     if (!r.ncases) {
         cli_say("%s %s: not checked in %s, for which it takes none of the shapes",
-                cli_ops_name(r.op), r.variant, cli_ops_dtype_name(r.dtype, r.compute));
+                cli_ops_name(r.op), r.variant, types_of(&r, types));
         return;
     }
     tell(&r, json);
     count->checked++;
     count->wrong += !(r.error <= 1);
+}
+
+/* One that may be E4M3. */
+static bool has_cache(const struct gpunvme_ops_variant *v)
+{
+    return (v->op == GPUNVME_OPS_ATTENTION_PAGED || v->op == GPUNVME_OPS_KV_APPEND) &&
+           strcmp(v->name, "mla") != 0;
 }
 
 /*
@@ -248,16 +265,18 @@ static void check_variant(const struct args *args, const struct gpunvme_ops_vari
         if (!(v->dtypes & 1u << dtype))
             continue;
         if (dtype != GPUNVME_OPS_F32 || v->computes & 1u << GPUNVME_OPS_COMPUTE_F32)
-            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_F32, json, count);
+            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_F32, false, json, count);
         if (by_tf32 && !count->code)
-            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_TF32, json, count);
+            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_TF32, false, json, count);
+        if (has_cache(v) && !count->code)
+            check_type(args, v, dtype, GPUNVME_OPS_COMPUTE_F32, true, json, count);
     }
     for (int dtype = GPUNVME_OPS_E4M3; dtype < GPUNVME_OPS_NALLDTYPES; dtype++)
         for (int way = 0; way < (ops_is_attention(v->op) ? 1 : OPS_FP8_WAYS) &&
                           v->dtypes & 1u << dtype && !count->code;
              way++)
             if (way != OPS_FP8_FAST || v->device == GPUNVME_OPS_CUDA)
-                check_type(args, v, dtype, way, json, count);
+                check_type(args, v, dtype, way, false, json, count);
 }
 
 static void check_ladder(const struct args *args, int op, int device, struct cli_json *json,

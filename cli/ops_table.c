@@ -200,7 +200,7 @@ static void print_heads(const struct ops_table *t)
     if (h->softcap > 0)
         printf(", softcap %g", h->softcap);
     if (has_pages(t))
-        printf(", pages of %lld", (long long)h->page);
+        printf(", pages of %lld%s", (long long)h->page, h->fp8_cache ? " in e4m3" : "");
     if (ops_attention_is_latent(&t->data))
         printf(", values of %lld channels of the keys", (long long)h->values);
     if (h->shortest && t->data.op == GPUNVME_OPS_ATTENTION_PAGED)
@@ -398,8 +398,13 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
             cli_json_real(json, "softcap", t->data.heads.softcap);
         if (t->data.heads.shortest && t->data.op == GPUNVME_OPS_ATTENTION_PAGED)
             cli_json_u64(json, "shortest", (uint64_t)t->data.heads.shortest);
-        if (has_pages(t))
+        if (has_pages(t)) {
             cli_json_u64(json, "page", (uint64_t)t->data.heads.page);
+            cli_json_text(json, "cache_dtype",
+                          t->data.heads.fp8_cache
+                              ? "e4m3"
+                              : cli_ops_dtype_name(t->data.dtype, t->data.compute));
+        }
         if (ops_attention_is_latent(&t->data))
             cli_json_u64(json, "values", (uint64_t)t->data.heads.values);
     } else if (t->data.op == GPUNVME_OPS_NORM_FORWARD || t->data.op == GPUNVME_OPS_NORM_BACKWARD)

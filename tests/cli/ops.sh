@@ -99,6 +99,13 @@ expect_out '^kv-append f32, 3 x 65 x 16, batch 1, heads 8, pages of 8$'
 gpunvme ops bench attention-paged --shape 1x65x24 --values 16 --variant naive --rounds 1 --no-peaks
 expect 0
 expect_out '^attention-paged f32, 1 x 65 x 24, batch 1, heads 8, pages of 16, values of 16 channels of the keys$'
+gpunvme ops bench attention-paged kv-append --shape 3x65x16 --dtype bf16 --cache-dtype e4m3 --variant naive --rounds 1 \
+    --no-peaks
+expect 0
+expect_out '^attention-paged bf16, 3 x 65 x 16, batch 1, heads 8, pages of 16 in e4m3$'
+expect_out '^kv-append bf16, 3 x 65 x 16, batch 1, heads 8, pages of 16 in e4m3$'
+gpunvme ops bench attention-paged --cache-dtype e5m2
+expect 2 "--cache-dtype=e5m2: must be e4m3"
 gpunvme ops bench attention-paged --shape 1x65x24 --values 25
 expect 2 "--values=25: keys have 24 channels"
 gpunvme ops bench attention-paged --page 300

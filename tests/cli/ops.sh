@@ -133,7 +133,7 @@ gpunvme ops bench attention-paged --shape 1x64x8 --batch 3 --heads 1 --lengths 1
 expect 0
 expect_json
 expect_out '"flops": 3584$|"flops": 3584,' # 16, 32 and 64 keys
-expect_out '"bytes": 7424$|"bytes": 7424,'
+expect_out '"bytes": 7432$|"bytes": 7432,'
 gpunvme ops bench attention-paged --shape 1x64x8 --lengths 65
 expect 2 "the shape has 64 keys"
 for window in x 3/ -1 3/1x; do

@@ -34,7 +34,7 @@ static inline struct gpunvme_sim *sim_of(struct gpunvme_store *store)
 {
     struct nvme_store *s = store->priv;
 
-    return gpunvme_transport_sim(gpunvme_ctrl_transport(s->ctrl));
+    return gpunvme_transport_sim(gpunvme_ctrl_transport(s->share->ctrl));
 }
 
 static inline void no_violation(struct gpunvme_store *store)

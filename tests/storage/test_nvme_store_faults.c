@@ -273,7 +273,7 @@ static void *resets(void *store_)
     struct nvme_store *s = store->priv;
 
     for (unsigned i = 0; i < 100 && !stop_resetting; i++) {
-        if (gpunvme_ctrl_reset(s->ctrl))
+        if (gpunvme_ctrl_reset(s->share->ctrl))
             return "a reset";
         usleep(i % 2 ? 6000 : 0); /* two on each other's heels */
     }

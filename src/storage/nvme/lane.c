@@ -25,9 +25,8 @@
 struct nvme_lane {
     struct lane lane;
     struct nvme_lanes *all;
-    struct gpunvme_ctrl *ctrl;
     struct gpunvme_ioq *ioq;
-    void *queue; /* the driver's, if it is not ours: then there is no ctrl and ioq */
+    void *queue; /* the driver's, if it is not ours: then there is no ioq */
     struct nvme_bounces bounces;
     struct nvme_slot *slots; /* depth of them */
     struct nvme_slot **busy; /* the first nbusy; then those that are free */
@@ -111,7 +110,7 @@ static void check(struct pool_job *job)
 {
     struct nvme_lane *l = (struct nvme_lane *)((char *)job - offsetof(struct nvme_lane, check));
 
-    gpunvme_ctrl_check(l->ctrl); /* what it finds, the commands are told */
+    gpunvme_ctrl_check(l->all->share->ctrl); /* what it finds, the commands are told */
 }
 
 static void submit(struct nvme_lane *l, struct pool_job *job, void (*run)(struct pool_job *))
@@ -262,7 +261,7 @@ static gpunvme_err_t fill_in(struct nvme_lane *l)
     gpunvme_err_t err = GPUNVME_OK;
 
     if (!share->driver)
-        err = gpunvme_ioq_create(l->ctrl, all->entries, &l->ioq);
+        err = gpunvme_ioq_create(share->ctrl, all->entries, &l->ioq);
     if (err)
         return err;
     l->slots = calloc(all->depth, sizeof(l->slots[0]));
@@ -291,7 +290,6 @@ static gpunvme_err_t add_lane(struct gpunvme_engine *engine, struct nvme_lanes *
     if (!l)
         return base_fail(GPUNVME_ERR_NOMEM, "a lane");
     l->all = all;
-    l->ctrl = all->share->ctrl;
     l->pool = engine->pool;
     l->box.worker = workers_at(engine->workers, all->first + all->n);
     err = lane_make_room(&l->lane, all->depth);

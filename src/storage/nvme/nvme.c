@@ -87,7 +87,7 @@ static void run_to_end(struct nvme_store *s, struct nvme_slot *slot)
         else if (nvme_slot_must_block(slot))
             nvme_slot_block(slot);
         else if (nvme_wait_a_little(slot->ioq, &lull, CALLER_WAIT_NS))
-            gpunvme_ctrl_check(s->ctrl); /* what it finds, the commands are told */
+            gpunvme_ctrl_check(s->share->ctrl); /* what it finds, the commands are told */
     }
 }
 
@@ -125,12 +125,12 @@ static bool nvme_direct(struct gpunvme_store *store, struct gpunvme_io *io)
 static gpunvme_err_t find_ns(struct gpunvme_store *store, struct nvme_store *s)
 {
     uint32_t nsid = store->uri.options.nsid;
-    const struct gpunvme_ns *first = gpunvme_ctrl_ns_at(s->ctrl, 0);
+    const struct gpunvme_ns *first = gpunvme_ctrl_ns_at(s->share->ctrl, 0);
     gpunvme_err_t err;
 
     if (!nsid && !first)
         return base_fail(GPUNVME_ERR_NO_NAMESPACE, "%s has no namespace", store->uri.target);
-    err = gpunvme_ctrl_ns(s->ctrl, nsid ? nsid : first->nsid, &s->ns);
+    err = gpunvme_ctrl_ns(s->share->ctrl, nsid ? nsid : first->nsid, &s->ns);
     if (!err && s->ns->readonly && store->flags & GPUNVME_OPEN_WRITE)
         return base_fail(GPUNVME_ERR_READONLY, "namespace %u of %s is write protected%s",
                          s->ns->nsid, store->uri.target,
@@ -235,11 +235,11 @@ static void probe(struct gpunvme_store *store, struct nvme_store *s)
     gpunvme_err_t err = gpunvme_mem_alloc(PROBE_NBYTES, GPUNVME_MEM_GPU, &buf);
 
     if (!err)
-        err = map_memory(s->ctrl, &buf, &mapped);
+        err = map_memory(s->share->ctrl, &buf, &mapped);
     if (err)
         snprintf(s->why_no_p2p, sizeof(s->why_no_p2p), "%s", gpunvme_err_detail());
     else
-        unmap_memory(s->ctrl, mapped);
+        unmap_memory(s->share->ctrl, mapped);
     store->gpu_route = err ? GPUNVME_ROUTE_BOUNCE : GPUNVME_ROUTE_P2P;
     gpunvme_mem_free(&buf);
 }
@@ -262,7 +262,7 @@ static void choose(struct gpunvme_store *store, struct nvme_store *s)
 {
     struct gpunvme_ctrl_info info;
 
-    gpunvme_ctrl_get_info(s->ctrl, &info);
+    gpunvme_ctrl_get_info(s->share->ctrl, &info);
     nvme_store_choose(store, s, DEFAULT_DEPTH);
     s->page_shift = (unsigned)__builtin_ctzll(info.page_size);
     s->entries = choose_entries(s->depth, info.max_entries);
@@ -319,7 +319,6 @@ static gpunvme_err_t nvme_open(struct gpunvme_store *store)
 
     if (err)
         return err;
-    s->ctrl = s->share->ctrl;
     err = find_ns(store, s);
     if (err)
         return err;
@@ -328,7 +327,7 @@ static gpunvme_err_t nvme_open(struct gpunvme_store *store)
     err = nvme_store_serve(store, s);
     if (err)
         return err;
-    store_domain_join(store, &domain_ops, s->ctrl);
+    store_domain_join(store, &domain_ops, s->share->ctrl);
     return make_callers(store);
 }
 
@@ -351,7 +350,7 @@ static void nvme_describe(struct gpunvme_store *store, struct gpunvme_path *path
     STORE_SAY(path->how,
               "own driver over %s, namespace %u, %u queue%s of %u entries, %u commands each, "
               "pieces of %zu KiB",
-              gpunvme_ctrl_transport(s->ctrl)->ops->name, s->ns->nsid, store->threads,
+              gpunvme_ctrl_transport(s->share->ctrl)->ops->name, s->ns->nsid, store->threads,
               store->threads == 1 ? "" : "s", s->entries, s->depth, s->chunk >> 10);
     if (store->gpu_route != GPUNVME_ROUTE_P2P)
         STORE_SAY(path->why_not, "p2p: %s", s->why_no_p2p);

@@ -58,7 +58,6 @@ void nvme_slot_begin(struct nvme_slot *slot, const struct crew_piece *piece)
     struct nvme_store *s = piece->store->priv;
     uint64_t size = s->ns->nbytes;
 
-    slot->store = piece->store;
     slot->s = s;
     slot->piece = *piece;
     slot->mem = store_region_map(piece->store, piece->region);
@@ -142,7 +141,7 @@ static bool cut(struct nvme_slot *slot)
         cut_write(slot, left, max);
     slot->nlb = (uint32_t)((slot->skip + slot->nbytes + ns->block_size - 1) >> ns->block_shift);
     if (!slot->is_direct) {
-        gpunvme_err_t err = store_allows(slot->store, slot->piece.mem, GPUNVME_ROUTE_BOUNCE);
+        gpunvme_err_t err = store_allows(slot->piece.store, slot->piece.mem, GPUNVME_ROUTE_BOUNCE);
 
         if (err)
             return end(slot, err);
@@ -250,8 +249,8 @@ static gpunvme_err_t submit_command(struct nvme_slot *slot)
         slot->is_direct ? slot->mem_off + slot->done : (size_t)slot->bounce * slot->bounces->part;
     enum gpunvme_op op = slot->is_part && !slot->is_read ? GPUNVME_OP_READ : slot->piece.op;
 
-    if (slot->s->driver)
-        return slot->s->driver->submit(slot, op, buf ? (uint8_t *)buf->cpu + off : NULL);
+    if (slot->s->share->driver)
+        return slot->s->share->driver->submit(slot, op, buf ? (uint8_t *)buf->cpu + off : NULL);
     if (op == GPUNVME_OP_FLUSH)
         return gpunvme_submit_flush(slot->ioq, ns, &slot->token);
     if (op == GPUNVME_OP_READ)
@@ -350,7 +349,7 @@ static bool landed(struct nvme_slot *slot, gpunvme_err_t err)
 
 static bool fly(struct nvme_slot *slot, uint64_t now)
 {
-    const struct nvme_driver *driver = slot->s->driver;
+    const struct nvme_driver *driver = slot->s->share->driver;
     gpunvme_err_t err = driver ? driver->test(slot) : gpunvme_token_test(&slot->token);
 
     if (err != GPUNVME_ERR_AGAIN)
@@ -365,12 +364,12 @@ void nvme_slot_block(struct nvme_slot *slot)
 {
     gpunvme_err_t err;
 
-    if (slot->s->driver)
-        err = slot->s->driver->block(slot);
+    if (slot->s->share->driver)
+        err = slot->s->share->driver->block(slot);
     else if (slot->state == SLOT_LATE)
         err = gpunvme_token_wait(&slot->token, 1); /* abort, or reset: it has ended */
     else
-        err = gpunvme_ctrl_check(slot->s->ctrl); /* waits for a reset under way */
+        err = gpunvme_ctrl_check(slot->s->share->ctrl); /* waits for a reset under way */
     base_keep(&slot->blocked, err);
     slot->has_blocked = true;
 }

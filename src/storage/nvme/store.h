@@ -46,9 +46,7 @@ struct nvme_driver {
 };
 
 struct nvme_store {
-    const struct nvme_driver *driver; /* NULL: ours */
     struct nvme_share *share;
-    struct gpunvme_ctrl *ctrl; /* the share's; NULL: another driver's */
     const struct gpunvme_ns *ns;
     unsigned page_shift;
     size_t chunk; /* bytes of a piece, a power of two: one command, but for unaligned ends */
@@ -81,8 +79,7 @@ struct nvme_slot {
     struct nvme_bounces *bounces;
     struct nvme_claim claim; /* of the blocks of a write */
 
-    struct gpunvme_store *store; /* of the piece */
-    struct nvme_store *s;
+    struct nvme_store *s; /* of the piece */
 
     enum nvme_slot_state state;
     struct crew_piece piece;

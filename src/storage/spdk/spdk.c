@@ -51,7 +51,6 @@ static void choose(struct gpunvme_store *store, struct gspdk_store *s,
                                                                               entry is free */
     long n = sysconf(_SC_NPROCESSORS_ONLN) / 2; /* lanes poll: leave some to others */
 
-    s->nvme.driver = &gspdk_driver;
     s->nvme.ns = &s->ns;
     nvme_store_choose(store, &s->nvme, DEFAULT_DEPTH);
     if (s->nvme.depth > most)

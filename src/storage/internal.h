@@ -31,7 +31,6 @@ struct store_options {
 };
 
 struct store_uri {
-    bool plain;      /* a path without a scheme */
     char *text;      /* as it was given */
     char scheme[16]; /* "file", "nvme", "sim", "vfio-user", "spdk", "stripe" */
     char *target;    /* file: the path. Others: the URI without options and "/nsid" */

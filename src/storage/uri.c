@@ -216,7 +216,6 @@ gpunvme_err_t store_uri_parse(const char *text, struct store_uri *uri)
             err = split_nsid(uri);
         return err;
     }
-    uri->plain = true;
     strcpy(uri->scheme, "file");
     return GPUNVME_OK;
 }

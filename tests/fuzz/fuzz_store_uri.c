@@ -42,13 +42,14 @@ static void check_taken(const struct store_uri *uri, const char *text)
     require(!strcmp(uri->text, text));
     require(uri->scheme[0] && memchr(uri->scheme, 0, sizeof(uri->scheme)));
     require(uri->target[0] && strlen(uri->target) <= strlen(text));
-    require(!uri->plain || (!strcmp(uri->scheme, "file") && !strcmp(uri->target, text)));
+    require(!store_uri_is_plain(text) ||
+            (!strcmp(uri->scheme, "file") && !strcmp(uri->target, text)));
     check_options(&uri->options);
     for (unsigned i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
         gpunvme_err_t err = store_uri_check(uri, backends[i], "it");
 
         require(err == GPUNVME_OK || err == GPUNVME_ERR_URI_PARAM);
-        require(!uri->plain || !err);
+        require(!store_uri_is_plain(text) || !err);
     }
 }
 

@@ -20,7 +20,7 @@ static bool read_here(struct posix_file *file, struct gpunvme_io *io, uint8_t *c
     bool end;
 
     return posix_file_is_warm(file, io->offset) &&
-           posix_file_look(file, cpu, io->nbytes, io->offset, &io->done, &end) == POSIX_LOOK_ALL;
+           posix_file_look(file, cpu, io->nbytes, io->offset, &io->done, &end);
 }
 
 static bool read_host(struct gpunvme_store *store, struct gpunvme_io *io)

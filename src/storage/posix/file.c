@@ -343,8 +343,8 @@ static ssize_t read_nowait(int fd, uint8_t *cpu, size_t nbytes, uint64_t offset)
     return n < 0 ? -errno : n;
 }
 
-enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
-                                uint64_t offset, size_t *done, bool *end)
+bool posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes, uint64_t offset,
+                     size_t *done, bool *end)
 {
     *done = 0;
     *end = false;
@@ -364,7 +364,7 @@ enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nb
             atomic_fetch_add_explicit(&file->cold, 1, memory_order_relaxed);
             if (!*done)
                 atomic_fetch_add_explicit(&file->lies, 1, memory_order_relaxed);
-            return POSIX_LOOK_PART;
+            return false;
         }
         *done += (size_t)n;
     }
@@ -372,7 +372,7 @@ enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nb
         atomic_store_explicit(&file->cold, 0, memory_order_relaxed);
         atomic_store_explicit(&file->lies, 0, memory_order_relaxed);
     }
-    return POSIX_LOOK_ALL;
+    return true;
 }
 
 /* By mincore(2), through a mapping that nobody touches. */

@@ -67,15 +67,12 @@ struct posix_file {
 gpunvme_err_t posix_file_open(struct gpunvme_store *store, struct posix_file *file, bool own);
 gpunvme_err_t posix_file_close(struct posix_file *file);
 
-/* What came of looking into the page cache. */
-enum posix_look {
-    POSIX_LOOK_ALL,  /* everything was there, or all up to the end of the file */
-    POSIX_LOOK_PART, /* *done bytes were, perhaps 0 */
-};
-
-/* Reads what is in the page cache, without waiting for a drive. *end: the file ends there. */
-enum posix_look posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes,
-                                uint64_t offset, size_t *done, bool *end);
+/*
+ * Reads what is in the page cache, without waiting for a drive: *done bytes. True: that was all, or
+ * all up to the end of the file, which *end tells.
+ */
+bool posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes, uint64_t offset,
+                     size_t *done, bool *end);
 
 /* Its first page and the one in its middle are in memory. */
 bool posix_file_seems_cached(const struct posix_file *file);

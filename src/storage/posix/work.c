@@ -64,19 +64,19 @@ static bool keep_offsets(struct posix_op *op)
 static void look(struct posix_op *op)
 {
     struct posix_file *file = &posix_of(op)->file;
-    enum posix_look found = POSIX_LOOK_PART;
+    bool has_all = false;
 
     if (posix_file_is_warm(file, op->piece.offset)) {
         do {
             size_t nbytes, got;
             uint64_t offset = crew_offset(&op->piece, op->done, &nbytes);
 
-            found = posix_file_look(file, op->cpu + op->done, nbytes, offset, &got, &op->end);
+            has_all = posix_file_look(file, op->cpu + op->done, nbytes, offset, &got, &op->end);
             op->done += got;
-        } while (found == POSIX_LOOK_ALL && !op->end && op->done < op->piece.nbytes);
+        } while (has_all && !op->end && op->done < op->piece.nbytes);
     }
-    set_group(op->piece.store, found == POSIX_LOOK_ALL);
-    if (found != POSIX_LOOK_ALL && !keep_offsets(op))
+    set_group(op->piece.store, has_all);
+    if (!has_all && !keep_offsets(op))
         op->error = ENOMEM;
 }
 

@@ -234,6 +234,42 @@ static void nine_thousand_files_cost_their_descriptors_alone(void **state)
         assert_int_equal(gpunvme_close(stores[i]), GPUNVME_OK);
 }
 
+#define NBUSY 64u
+
+static void an_engine_pins_no_more_than_its_limit(void **state)
+{
+    const struct gpunvme_engine_config config = {
+        .gpu = GPUNVME_ANY_GPU, .threads = 4, .pinned_nbytes = 20 * MIB};
+    static struct gpunvme_io ios[NBUSY];
+    static uint8_t got[MIB];
+    struct gpunvme_engine_info info;
+    struct gpunvme_engine *engine;
+    struct gpunvme_store *store;
+    struct gpunvme_buf many;
+
+    (void)state;
+    assert_int_equal(gpunvme_engine_create(&config, &engine), GPUNVME_OK);
+    assert_int_equal(gpunvme_open_on(engine, path_of(3), 0, &store), GPUNVME_OK);
+    assert_int_equal(gpunvme_mem_alloc(NBUSY * MIB, GPUNVME_MEM_GPU, &many), GPUNVME_OK);
+    for (unsigned i = 0; i < NBUSY; i++)
+        ios[i] = (struct gpunvme_io){.store = store,
+                                     .op = GPUNVME_OP_READ,
+                                     .mem = GPUNVME_MEM_GPU,
+                                     .ptr = (uint8_t *)many.gpu + i * MIB,
+                                     .nbytes = MIB};
+    assert_int_equal(gpunvme_io_run(ios, NBUSY), GPUNVME_OK);
+    gpunvme_engine_get_info(engine, &info);
+    assert_in_range(info.pinned_nbytes, 1, 20 * MIB);
+    for (unsigned i = 0; i < NBUSY; i++) {
+        assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, ios[i].ptr, GPUNVME_MEM_GPU, MIB),
+                         GPUNVME_OK);
+        assert_memory_equal(got, bytes_of(3), MIB);
+    }
+    gpunvme_mem_free(&many);
+    assert_int_equal(gpunvme_close(store), GPUNVME_OK);
+    assert_int_equal(gpunvme_engine_destroy(engine), GPUNVME_OK);
+}
+
 static void options_of_a_store_limit_it_and_make_no_threads(void **state)
 {
     struct gpunvme_store *shared = opened(path_of(0)), *own;
@@ -257,8 +293,6 @@ static void options_of_a_store_limit_it_and_make_no_threads(void **state)
     reads(shared, 0);
     assert_int_equal(gpunvme_close(shared), GPUNVME_OK);
 }
-
-#define NBUSY 64u
 
 static _Atomic bool quiet;
 static _Atomic unsigned nbusy, nwrong;
@@ -532,6 +566,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nine_thousand_files_cost_their_descriptors_alone),
+        cmocka_unit_test(an_engine_pins_no_more_than_its_limit),
         cmocka_unit_test(options_of_a_store_limit_it_and_make_no_threads),
         cmocka_unit_test(stores_are_closed_while_others_are_busy),
         cmocka_unit_test(files_of_all_kinds_are_written_and_read_at_once),

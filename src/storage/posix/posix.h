@@ -117,7 +117,6 @@ struct posix_part {
     struct gpunvme_buf pinned; /* .cpu: NULL before */
     _Atomic bool tried;
     enum gpunvme_mem mem;    /* PINNED, or HOST where it could not be pinned */
-    bool is_open;            /* its slots may be used */
     struct posix_slot *free; /* the one that was used last is in the processor's cache */
 };
 
@@ -126,23 +125,23 @@ struct posix_ring {
     struct place *place; /* where it is to be */
     uint8_t *base;
     size_t nbytes, part_nbytes;
-    size_t most_nbytes; /* that may be pinned */
     size_t slot_nbytes;
     unsigned nslots, nparts; /* of each part; parts */
     struct posix_part *parts;
-    struct posix_slot *slots;  /* nslots of each part, one part's behind the other's */
-    pthread_mutex_t lock;      /* of pinning and streams */
-    pthread_mutex_t free_lock; /* of free slots, what is open, and shares */
-    struct lane_shares shares; /* slots that wait for a drive, by device */
-    _Atomic unsigned nopen;    /* slots that may be used; free ones of them; and those that */
-    _Atomic unsigned nfree;    /* … */
-    _Atomic unsigned nlost;    /* the GPU never gave back */
+    struct posix_slot *slots;           /* nslots of each part, one part's behind the other's */
+    pthread_mutex_t lock;               /* of pinning and streams */
+    pthread_mutex_t free_lock;          /* of free slots and shares */
+    struct lane_shares shares;          /* slots that wait for a drive, by device */
+    _Atomic unsigned nfree;             /* slots: free ones */
+    _Atomic unsigned nlost;             /* those that the GPU never gave back */
     _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
     _Atomic unsigned gpu;               /* for which the first part was pinned */
     char why_not[160];                  /* the first could not be */
 };
 
-/* `most_nbytes` of its memory may be pinned, but at least a part. Destroy it also after an error.
+/*
+ * As many parts, up to `nparts`, as `most_nbytes` of memory that may be pinned have room for, but
+ * at least one. Destroy it also after an error.
  */
 gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
                                 size_t slot_nbytes, size_t most_nbytes, struct place *place);
@@ -159,10 +158,7 @@ void posix_ring_give(struct posix_slot *slot);
 /* Copies that were started do not end: the slot is left to the GPU. */
 void posix_ring_lose(struct posix_slot *slot);
 
-/* There are free ones, or may be: what can't have one is of a device that has its share. */
-bool posix_ring_has_free(const struct posix_ring *ring);
-
-/* All slots are lost. */
+/* All slots of memory that was pinned are lost. */
 bool posix_ring_is_lost(const struct posix_ring *ring);
 
 struct posix_op;

@@ -39,19 +39,21 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsign
                                 size_t slot_nbytes, size_t most_nbytes, struct place *place)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
+    size_t most;
     void *base;
 
     pthread_mutex_init(&ring->lock, NULL);
     pthread_mutex_init(&ring->free_lock, NULL);
     ring->place = place;
-    ring->most_nbytes = most_nbytes;
+    ring->slot_nbytes = slot_nbytes;
+    ring->nslots = nslots;
+    ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
+    most = most_nbytes / ring->part_nbytes;
+    nparts = most < 1 ? 1 : most < nparts ? (unsigned)most : nparts;
     ring->parts = calloc(nparts, sizeof(*ring->parts));
     ring->slots = calloc((size_t)nparts * nslots, sizeof(*ring->slots));
     if (!ring->parts || !ring->slots)
         return base_fail(GPUNVME_ERR_NOMEM, "%u slots", nparts * nslots);
-    ring->slot_nbytes = slot_nbytes;
-    ring->nslots = nslots;
-    ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
     ring->nbytes = ring->part_nbytes * nparts;
     base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
@@ -59,6 +61,7 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsign
                                ring->nbytes);
     ring->base = base;
     ring->nparts = nparts;
+    ring->nfree = nparts * nslots;
     lay_out(ring);
     if (ring->nbytes >= HUGE_PAGE)
         madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
@@ -139,35 +142,16 @@ static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned 
 
 /* ---- Slots are taken and given back ---------------------------------------------------------- */
 
-/* Slots that may be open. */
-static size_t most_open(const struct posix_ring *ring)
-{
-    size_t n = ring->most_nbytes / ring->part_nbytes;
-
-    return ring->nslots * (n < 1 ? 1 : n < ring->nparts ? n : ring->nparts);
-}
-
-/* Under the lock. */
-static bool open_part(struct posix_ring *ring, struct posix_part *part)
-{
-    if (part->is_open || ring->nopen == most_open(ring))
-        return part->is_open;
-    part->is_open = true;
-    ring->nopen += ring->nslots;
-    ring->nfree += ring->nslots;
-    return true;
-}
-
-/* Under the lock: a part with a free slot; NULL: there is none. */
+/* Under the lock: a part with a free slot, pinned already if it can be; NULL: there is none. */
 static struct posix_part *find_part(struct posix_ring *ring, struct posix_part *home)
 {
-    if (home->free && open_part(ring, home))
+    if (home->free)
         return home;
     for (unsigned i = 0; i < ring->nparts && ring->nfree; i++)
-        if (ring->parts[i].is_open && ring->parts[i].free)
+        if (ring->parts[i].free && atomic_load(&ring->parts[i].tried))
             return &ring->parts[i];
-    for (unsigned i = 0; i < ring->nparts; i++)
-        if (!ring->parts[i].is_open && open_part(ring, &ring->parts[i]))
+    for (unsigned i = 0; i < ring->nparts && ring->nfree; i++)
+        if (ring->parts[i].free)
             return &ring->parts[i];
     return NULL;
 }
@@ -182,7 +166,7 @@ struct posix_slot *posix_ring_take(struct posix_ring *ring, struct posix_part *h
     part = find_part(ring, home);
     if (part && is_quick)
         lane_share_add(&ring->shares, dev, 1);
-    else if (part && !lane_share_take(&ring->shares, dev, 1, most_open(ring)))
+    else if (part && !lane_share_take(&ring->shares, dev, 1, ring->nparts * ring->nslots))
         part = NULL;
     if (part) {
         slot = part->free;
@@ -217,14 +201,9 @@ void posix_ring_lose(struct posix_slot *slot)
     pthread_mutex_unlock(&ring->free_lock);
 }
 
-bool posix_ring_has_free(const struct posix_ring *ring)
-{
-    return ring->nfree || ring->nopen < most_open(ring);
-}
-
 bool posix_ring_is_lost(const struct posix_ring *ring)
 {
-    return ring->nlost && ring->nlost == ring->nopen;
+    return ring->nlost && ring->nlost == (ring->npinned + ring->nrefused) * ring->nslots;
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
@@ -275,13 +254,6 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
     gpunvme_err_t err = GPUNVME_OK;
 
     for (unsigned i = 0; i < ring->nparts; i++) {
-        bool is_open;
-
-        pthread_mutex_lock(&ring->free_lock);
-        is_open = open_part(ring, &ring->parts[i]);
-        pthread_mutex_unlock(&ring->free_lock);
-        if (!is_open)
-            continue;
         pin_part(ring, &ring->parts[i], gpu);
         for (unsigned k = 0; k < ring->nslots && !err; k++) {
             err = stream_of(&ring->slots[i * ring->nslots + k], gpu, &stream);

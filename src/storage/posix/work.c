@@ -157,10 +157,13 @@ static void start(struct posix_worker *w, struct posix_op *op)
         start_host(w, op);
 }
 
-/* A piece that goes through a slot waits behind others. */
+/*
+ * A piece that goes through a slot waits behind others while no slot is free. If some are free,
+ * those that wait are of devices that have their share.
+ */
 static bool would_wait(struct posix_worker *w, const struct crew_piece *piece)
 {
-    return w->waiting && piece->mem == GPUNVME_MEM_GPU && !posix_ring_has_free(&w->engine->ring);
+    return w->waiting && piece->mem == GPUNVME_MEM_GPU && !w->engine->ring.nfree;
 }
 
 /* Pieces that come at once are never kept from it by those that wait for a drive. */
@@ -363,7 +366,7 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     w->box.worker = worker;
     w->last_waiting = &w->waiting;
     w->last_moving = &w->moving;
-    w->home = &engine->ring.parts[index];
+    w->home = &engine->ring.parts[index % engine->ring.nparts];
     w->ops = ops;
     for (unsigned i = 0; i < NOPS; i++) {
         ops[i].next = w->free;

@@ -5,157 +5,17 @@
  */
 #include <pthread.h>
 
-#include "ops_test.h"
+#include "jobs.h"
 
-enum { OPERANDS = 4, ROOM = 1 << 15, ROUNDS = FEWER_CASES ? 5 : 100 };
+enum { ROOM = 1 << 15, ROUNDS = FEWER_CASES ? 5 : 100 };
 
-struct job;
-
-struct work {
-    gpunvme_ops_status_t (*call)(const struct job *job, const struct gpunvme_ops_exec *exec,
-                                 size_t *nbytes);
-    int64_t m, n, k;
-    const char *variant;
-    int threads, dtype;
-};
-
-struct job {
-    struct work w;
-    float *in[OPERANDS]; /* random, m x k and others at most ROOM elements */
-    float *out;
+/* A job of one thread. */
+struct worker {
+    struct job job;
     float *alone; /* what `out` was when nothing else ran */
     int wrong;
     gpunvme_ops_status_t status;
 };
-
-/* Asks for the workspace, or runs it. */
-#define DO(function, p) (nbytes ? function##_workspace(p, exec, nbytes) : function(p, exec))
-
-static gpunvme_ops_status_t multiply(const struct job *j, const struct gpunvme_ops_exec *exec,
-                                     size_t *nbytes)
-{
-    struct gpunvme_matmul p = {.m = j->w.m,
-                               .n = j->w.n,
-                               .k = j->w.k,
-                               .batch = 1,
-                               .a = j->in[0],
-                               .b = j->in[1],
-                               .c = j->out,
-                               .lda = j->w.k,
-                               .ldb = j->w.n,
-                               .ldc = j->w.n,
-                               .alpha = 1,
-                               .dtype = j->w.dtype,
-                               .out_dtype = j->w.dtype};
-
-    return DO(gpunvme_matmul, &p);
-}
-
-static gpunvme_ops_status_t layer(const struct job *j, const struct gpunvme_ops_exec *exec,
-                                  size_t *nbytes)
-{
-    struct gpunvme_linear p = {.rows = j->w.m,
-                               .in = j->w.k,
-                               .out = j->w.n,
-                               .x = j->in[0],
-                               .weight = j->in[1],
-                               .bias = j->in[2],
-                               .y = j->out,
-                               .ldx = j->w.k,
-                               .ldw = j->w.k,
-                               .ldy = j->w.n,
-                               .activation = GPUNVME_OPS_ACT_GELU,
-                               .dtype = j->w.dtype};
-
-    return DO(gpunvme_linear_forward, &p);
-}
-
-/* m queries of n keys, two heads of k channels. */
-static gpunvme_ops_status_t attend(const struct job *j, const struct gpunvme_ops_exec *exec,
-                                   size_t *nbytes)
-{
-    struct gpunvme_attention_strides q = {2 * j->w.m * j->w.k, 2 * j->w.k, j->w.k};
-    struct gpunvme_attention_strides k = {2 * j->w.n * j->w.k, 2 * j->w.k, j->w.k};
-    struct gpunvme_attention p = {.batch = 1,
-                                  .heads = 2,
-                                  .kv_heads = 2,
-                                  .dim = j->w.k,
-                                  .dim_v = j->w.k,
-                                  .q_len = j->w.m,
-                                  .k_len = j->w.n,
-                                  .q = j->in[0],
-                                  .k = j->in[1],
-                                  .v = j->in[2],
-                                  .out = j->out,
-                                  .q_strides = q,
-                                  .k_strides = k,
-                                  .v_strides = k,
-                                  .out_strides = q,
-                                  .causal = 1,
-                                  .dtype = j->w.dtype,
-                                  .out_dtype = j->w.dtype};
-
-    return DO(gpunvme_attention, &p);
-}
-
-static gpunvme_ops_status_t normalize(const struct job *j, const struct gpunvme_ops_exec *exec,
-                                      size_t *nbytes)
-{
-    struct gpunvme_norm p = {.rows = j->w.m,
-                             .cols = j->w.n,
-                             .x = j->in[0],
-                             .weight = j->in[1],
-                             .y = j->out,
-                             .ldx = j->w.n,
-                             .ldy = j->w.n,
-                             .eps = 1e-5f,
-                             .dtype = j->w.dtype,
-                             .weight_dtype = j->w.dtype};
-
-    return DO(gpunvme_norm_forward, &p);
-}
-
-static gpunvme_ops_status_t rotate(const struct job *j, const struct gpunvme_ops_exec *exec,
-                                   size_t *nbytes)
-{
-    struct gpunvme_rotate p = {.rows = j->w.m,
-                               .heads = j->w.n,
-                               .dim = j->w.k,
-                               .x = j->in[0],
-                               .y = j->out,
-                               .ldx = j->w.n * j->w.k,
-                               .ldy = j->w.n * j->w.k,
-                               .rope = {.dim = (int32_t)j->w.k},
-                               .dtype = j->w.dtype};
-
-    return DO(gpunvme_rotate, &p);
-}
-
-static gpunvme_ops_status_t gate(const struct job *j, const struct gpunvme_ops_exec *exec,
-                                 size_t *nbytes)
-{
-    struct gpunvme_swiglu p = {.rows = j->w.m,
-                               .cols = j->w.n,
-                               .gate = j->in[0],
-                               .up = j->in[1],
-                               .y = j->out,
-                               .ld_gate = j->w.n,
-                               .ld_up = j->w.n,
-                               .ldy = j->w.n,
-                               .dtype = j->w.dtype};
-
-    return DO(gpunvme_swiglu_forward, &p);
-}
-
-static gpunvme_ops_status_t norm_of_gradients(const struct job *j,
-                                              const struct gpunvme_ops_exec *exec, size_t *nbytes)
-{
-    const struct gpunvme_grad_tensor tensors[] = {{j->w.m * j->w.n, j->in[0]}, {j->w.k, j->in[1]}};
-    struct gpunvme_grad_norm p = {
-        .tensors = tensors, .ntensors = 2, .norm = j->out, .dtype = j->w.dtype};
-
-    return DO(gpunvme_grad_norm, &p);
-}
 
 /* What a workspace holds is of no matter: NaNs. */
 static gpunvme_ops_status_t run(const struct job *j)
@@ -181,39 +41,39 @@ static pthread_barrier_t start;
 
 static void *repeat(void *arg)
 {
-    struct job *j = arg;
+    struct worker *x = arg;
 
     pthread_barrier_wait(&start);
-    for (int round = 0; round < ROUNDS && !j->status; round++) {
-        memset(j->out, 0xff, ROOM * sizeof(float));
-        j->status = run(j);
-        j->wrong += memcmp(j->out, j->alone, ROOM * sizeof(float)) != 0;
+    for (int round = 0; round < ROUNDS && !x->status; round++) {
+        memset(x->job.out, 0xff, ROOM * sizeof(float));
+        x->status = run(&x->job);
+        x->wrong += memcmp(x->job.out, x->alone, ROOM * sizeof(float)) != 0;
     }
     return NULL;
 }
 
-static void prepare(struct job *j, struct base_random *r)
+static void prepare(struct worker *x, struct base_random *r)
 {
-    for (int i = 0; i < OPERANDS; i++) {
-        j->in[i] = malloc(ROOM * sizeof(float));
-        assert_non_null(j->in[i]);
-        for (int64_t x = 0; x < ROOM; x++)
-            cpu_store(j->in[i], x, j->w.dtype, (float)(2 * base_random_real(r) - 1));
+    for (int i = 0; i < JOB_OPERANDS; i++) {
+        x->job.in[i] = malloc(ROOM * sizeof(float));
+        assert_non_null(x->job.in[i]);
+        for (int64_t e = 0; e < ROOM; e++)
+            cpu_store(x->job.in[i], e, x->job.w.dtype, (float)(2 * base_random_real(r) - 1));
     }
-    j->out = malloc(ROOM * sizeof(float));
-    j->alone = malloc(ROOM * sizeof(float));
-    assert_true(j->out && j->alone);
-    memset(j->out, 0xff, ROOM * sizeof(float));
-    expect_ok(run(j));
-    memcpy(j->alone, j->out, ROOM * sizeof(float));
+    x->job.out = malloc(ROOM * sizeof(float));
+    x->alone = malloc(ROOM * sizeof(float));
+    assert_true(x->job.out && x->alone);
+    memset(x->job.out, 0xff, ROOM * sizeof(float));
+    expect_ok(run(&x->job));
+    memcpy(x->alone, x->job.out, ROOM * sizeof(float));
 }
 
-static void drop(struct job *j)
+static void drop(struct worker *x)
 {
-    for (int i = 0; i < OPERANDS; i++)
-        free(j->in[i]);
-    free(j->out);
-    free(j->alone);
+    for (int i = 0; i < JOB_OPERANDS; i++)
+        free(x->job.in[i]);
+    free(x->job.out);
+    free(x->alone);
 }
 
 static void calls_at_once_have_the_bits_that_they_have_alone(void **state)
@@ -231,26 +91,26 @@ static void calls_at_once_have_the_bits_that_they_have_alone(void **state)
         {norm_of_gradients, 100, 300, 77, NULL, 2, GPUNVME_OPS_F32},
     };
     enum { COUNT = sizeof(works) / sizeof(works[0]) };
-    struct job jobs[COUNT] = {0};
+    struct worker workers[COUNT] = {0};
     struct base_random r = {.state = 3};
     pthread_t threads[COUNT];
 
     (void)state;
     for (int i = 0; i < COUNT; i++) {
-        jobs[i].w = works[i];
-        prepare(&jobs[i], &r);
+        workers[i].job.w = works[i];
+        prepare(&workers[i], &r);
     }
     assert_int_equal(pthread_barrier_init(&start, NULL, COUNT), 0);
     for (int i = 0; i < COUNT; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, repeat, &jobs[i]), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, repeat, &workers[i]), 0);
     for (int i = 0; i < COUNT; i++)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
     pthread_barrier_destroy(&start);
     for (int i = 0; i < COUNT; i++) {
-        assert_int_equal(jobs[i].status, GPUNVME_OPS_OK);
-        if (jobs[i].wrong)
-            fail_msg("job %d: %d of %d results were others", i, jobs[i].wrong, ROUNDS);
-        drop(&jobs[i]);
+        assert_int_equal(workers[i].status, GPUNVME_OPS_OK);
+        if (workers[i].wrong)
+            fail_msg("job %d: %d of %d results were others", i, workers[i].wrong, ROUNDS);
+        drop(&workers[i]);
     }
 }
 

@@ -1015,7 +1015,7 @@ static void replay(const char *variant, struct problem *p, const struct cache *c
         assert_int_equal(cudaGraphLaunch(step, stream), 0);
         assert_int_equal(cudaStreamSynchronize(stream), 0);
         read_results(&call, p);
-        compare_out("decode in a graph", p);
+        compare_out(variant, p);
     }
     p->k_lengths = own;
     assert_int_equal(cudaGraphExecDestroy(step), 0);
@@ -1033,6 +1033,7 @@ static void a_captured_step_follows_the_lengths(void **state)
 
     (void)state;
     replay("decode", &p, &c, lengths, 3);
+    replay("online", &p, &c, lengths, 3);
     cache_free(&c);
     problem_free(&p);
 }

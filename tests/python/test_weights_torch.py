@@ -511,6 +511,7 @@ def test_parameters_that_a_hook_renames_are_filled_in_place(tmp_path: Path) -> N
         new = Renames().bfloat16()
     weights.load_model(new, tmp_path / "x")
     assert same(new.new.weight.data, old.old.weight.data.bfloat16())
+    assert same(new.both.data, torch.cat([old.upper.data, old.lower.data]).bfloat16())
 
 
 def test_lazy_modules_get_the_shapes_of_the_file(tmp_path: Path) -> None:

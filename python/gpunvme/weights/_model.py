@@ -116,23 +116,29 @@ def _where(tensor: Any) -> object:
     return tensor.device, tensor.data_ptr(), tensor.nbytes
 
 
+def _home(slot: _Slot, devices: Devices | None) -> tuple[Target, Any]:
+    """Where its memory is to be, and that device."""
+    old = slot.tensor.device
+    if devices is None:
+        to = _target("cpu" if old.type == "meta" else old)
+    else:
+        to = devices.of(slot.names[0])
+    return to, torch.empty(0, device=to.device).device  # "cuda" is "cuda:0" now
+
+
 def _make_room(slots: Sequence[_Slot], devices: Devices | None, assign: bool) -> None:
     """Allocates new memory for those that can't be filled in place."""
     for slot in slots:
         source, old = slot.source, slot.tensor
         if source is None:
             continue
-        if devices is None:
-            slot.to = _target("cpu" if old.device.type == "meta" else old.device)
-        else:
-            slot.to = devices.of(slot.names[0])
+        slot.to, device = _home(slot, devices)
         code = CODES.get(str(old.dtype).rpartition(".")[2])
         if code is None:
             refuse(f'"{slot.names[0]}": a file has no type for {old.dtype}')
-        empty = torch.empty(0, device=slot.to.device)  # "cuda" is "cuda:0" now
-        if assign or old.device.type == "meta" or old.device != empty.device:
+        if assign or old.device != device:
             dtype = slot.to.dtype(source.dtype if assign else code)
-            slot.new = torch.empty(old.shape, dtype=dtype, device=empty.device)
+            slot.new = torch.empty(old.shape, dtype=dtype, device=device)
 
 
 def _direct(slots: Sequence[_Slot]) -> tuple[list[_Slot], list[_Slot]]:
@@ -275,8 +281,19 @@ def _hand(model: Any, work: _Work, handed: Handed, devices: Devices | None, assi
         _fill(one)
         _finish(one, assign=False)
 
+    def move(tensor: Any, value: Any) -> bool:
+        slot = slots.get(id(tensor))
+        if slot is None or tensor.shape != value.shape:
+            return False
+        _, device = _home(slot, devices)
+        if tensor.device == device:
+            return False
+        slot.new = value.to(device, tensor.dtype, copy=True)
+        _install(slot, assign=False)
+        return True
+
     missing, unexpected = handed.load(work.files, devices or Devices("pt", "cpu", None), assign,
-                                      fill)
+                                      fill, move)
     lacking = {name for name in missing if name in handed}  # the others have been filled
     filled = {place for name, place in places.items() if name not in lacking}
     missing = [name for name in missing

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ._files import Tensor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ._target import Devices
 
 _Fill = Callable[[Any, Tensor], None]  # fills a parameter from a file
+_Move = Callable[[Any, Any], bool]  # if a parameter moves, gives it another tensor's values
 
 _TENSOR: Any = torch.Tensor
 _KNOWN = {_TENSOR.size, _TENSOR.dim, _TENSOR.numel, _TENSOR.__len__} | {  # without the bytes
@@ -77,6 +79,20 @@ def _real(args: Any) -> Any:
     return tree_map(lambda each: each.now if isinstance(each, _Later) else each, args)
 
 
+class _Moves(TorchFunctionMode):
+    """Parameters that are to be on another device get memory there when something is copied."""
+
+    def __init__(self, move: _Move) -> None:
+        super().__init__()
+        self._move = move
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_ and not any(isinstance(t, _Later) for t in args[:2]):
+            if self._move(*args[:2]):
+                return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def _has_hooks(module: Any) -> bool:
     kind, plain = type(module), torch.nn.Module
     return bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
@@ -111,7 +127,7 @@ class Handed:
         return bool(self._prefixes or self._extra)
 
     def load(self, files: Files, devices: Devices, assign: bool,
-             fill: _Fill) -> tuple[list[str], list[str]]:
+             fill: _Fill, move: _Move) -> tuple[list[str], list[str]]:
         """Fills them; returns all names that load_state_dict() misses, and does not expect.
 
         A tensor that a hook computes with is in memory twice until all are filled.
@@ -122,7 +138,8 @@ class Handed:
                 continue
             later = _Later.of(files, files[name], devices, fill)
             state[name] = later.now if assign or name in self._extra else later
-        with warnings.catch_warnings():  # parameters on the "meta" device do get memory
+        with warnings.catch_warnings(), _Moves(move):
+            # Parameters on the "meta" device do get memory.
             warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
             found = self._module.load_state_dict(state, strict=False, assign=assign)
         for part in self._module.modules():

@@ -98,24 +98,34 @@ static gpunvme_ops_status_t check_tiles(const char *variant, const struct cuda_a
     return GPUNVME_OPS_OK;
 }
 
+/* Elements of the cache in 16 bytes. */
+static int chunk_of(const struct cuda_attention *x)
+{
+    return 16 / (int)gpunvme_ops_dtype_nbytes(x->kv_dtype);
+}
+
 static gpunvme_ops_status_t decode_check_sizes(const char *variant, const struct cuda_attention *x)
 {
+    int chunk = chunk_of(x);
+
     if (decode_rows(x) > DECODE_ROWS)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes up to %d queries times heads that share one of K: "
                         "here they are %d times %d",
                         variant, DECODE_ROWS, x->q_len, x->group);
-    if (x->dim > DECODE_DIM || x->dim_v > DECODE_DIM || x->dim % 8 || x->dim_v % 8)
-        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                        "variant '%s' takes multiples of 8 channels, up to %d: dim is %d, dim_v %d",
-                        variant, DECODE_DIM, x->dim, x->dim_v);
+    if (x->dim > DECODE_DIM || x->dim_v > DECODE_DIM || x->dim % chunk || x->dim_v % chunk)
+        return ops_fail(
+            GPUNVME_OPS_ERR_UNSUPPORTED,
+            "variant '%s' takes multiples of %d channels, up to %d: dim is %d, dim_v %d", variant,
+            chunk, DECODE_DIM, x->dim, x->dim_v);
     return check_tiles(variant, x, x->kv_heads);
 }
 
 /* Rows of a cache are found by 32 bits that count 16 bytes: some must not be beyond 64 GiB. */
-static bool far_apart(const struct cuda_rows *rows, const struct gpunvme_attention_paged *p)
+static bool far_apart(const struct cuda_rows *rows, const struct gpunvme_attention_paged *p,
+                      int chunk)
 {
-    const double most = 8.0 * (UINT32_MAX - 1);
+    const double most = (double)chunk * (UINT32_MAX - 1);
 
     return (double)rows->batch * (double)p->pages + (double)rows->row * (double)p->page_size +
                (double)rows->head * (double)p->attention.kv_heads >
@@ -131,11 +141,9 @@ static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
     if (status)
         return status;
     x = paged_of(call->descriptor);
-    if (x.kv_dtype == GPUNVME_OPS_E4M3)
-        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes a cache of 16 bits",
-                        variant->name);
     status = decode_check_sizes(variant->name, &x);
-    if (!status && (far_apart(&x.k, call->descriptor) || far_apart(&x.v, call->descriptor)))
+    if (!status && (far_apart(&x.k, call->descriptor, chunk_of(&x)) ||
+                    far_apart(&x.v, call->descriptor, chunk_of(&x))))
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes caches of up to 64 GiB",
                           variant->name);
     if (!status && x.rope.dim && !x.rope.queries_only)

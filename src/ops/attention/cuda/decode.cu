@@ -7,25 +7,38 @@
  * which it copies 16 (64) keys and values at a time, asynchronously and beyond the end of one
  * sequence into the next. Warps wait for each other only when a head ends. Then they add up what
  * they have. combine.cu does that for the parts of a head that several blocks share.
+ *
+ * A cache of E4M3 is multiplied as f16, which holds all its numbers: of 32 bits of a row, as
+ * ldmatrix gives them to a lane, one instruction makes two. Channels have another order then, in
+ * the rows of Q and in the sums: see channel_place() and column_of().
  */
 #include "ops/attention/cuda/decode.cuh"
 #include "ops/cuda/warp.cuh"
 
 #define WARPS   4
 #define THREADS (WARPS * 32)
-#define PITCH   40 /* floats of a row of 32 in shared memory: lanes write to all its banks */
+/* E4M3: weights are f16, and the largest of a row is 2^15. */
+#define FP8_SHIFT 15.0f
+#define PITCH     40 /* floats of a row of 32 in shared memory: lanes write to all its banks */
 
-/* For heads of up to D channels and 16 * MT rows. Numbers of bytes, unless said otherwise. */
-template <int D, int MT> struct shape {
+/*
+ * For a cache of DTYPE, heads of up to D channels and 16 * MT rows. Numbers of bytes, unless said
+ * otherwise.
+ */
+template <int DTYPE, int D, int MT> struct shape {
+    static const bool fp8 = DTYPE == GPUNVME_OPS_E4M3;
     static const int groups = WARPS / MT; /* of warps that share a ring */
     static const int keys = 16 * MT;      /* of a group's stage */
-    static const int chunks = D / 8;      /* of 16 bytes in a row */
-    static const int row = 2 * D;
-    static const int stage = 2 * keys * row;                             /* K, then V */
-    static const int stages = D == 64 ? 6 : D == 256 && MT == 4 ? 2 : 3; /* a number */
+    static const int size = fp8 ? 1 : 2;  /* of an element of the cache */
+    static const int row = size * D;
+    static const int chunks = row / 16;      /* of 16 bytes in a row */
+    static const int chunk = 16 / size;      /* channels of one */
+    static const int stage = 2 * keys * row; /* K, then V */
+    static const int stages = (D == 64 ? 6 : D == 256 && MT == 4 ? 2 : 3) * 2 / size; /* a number */
     static const int ring = stages * stage;
+    static const int q_row = 2 * D;
     static const int q = groups * ring; /* where Q begins, and what follows it */
-    static const int sums = q + MT * 16 * row;
+    static const int sums = q + MT * 16 * q_row;
     static const int most = sums + WARPS * 16 * PITCH * 4, total = most + WARPS * 16 * 4;
     static const int factor = total + WARPS * 16 * 4;
     static const int nbytes = factor + MT * 16 * 4;
@@ -40,19 +53,20 @@ template <int MT> static __device__ __forceinline__ void wait_for_group(void)
         __syncwarp();
 }
 
-/* Where 16 bytes of a row are: rows one below the other have them in different banks. */
-template <int D> static __device__ __forceinline__ uint32_t chunk_at(int r, int chunk)
+/* Where 16 bytes of a row are: eight rows below each other have them in different banks. */
+template <int ROW> static __device__ __forceinline__ uint32_t chunk_at(int r, int chunk)
 {
-    return (uint32_t)(r * 2 * D + (chunk ^ r % 8) * 16);
+    return (uint32_t)(r * ROW + (chunk ^ (ROW < 128 ? r / 2 % 4 : r % 8)) * 16);
 }
 
 /* Of a row of K or V, in units of 16 bytes. */
 #define NOWHERE 0xffffffffu
 
+template <int CHUNK>
 static __device__ __forceinline__ uint32_t place_in(const cuda_rows &rows, int page, int row,
                                                     int head)
 {
-    return (uint32_t)((page * rows.batch + row * rows.row + head * rows.head) / 8);
+    return (uint32_t)((page * rows.batch + row * rows.row + head * rows.head) / CHUNK);
 }
 
 /* Copies 16 bytes of a row; `from` is those of the first. Zeros if nobody sees the row. */
@@ -67,8 +81,8 @@ static __device__ __forceinline__ void copy_chunk(uint32_t to, const char *from,
  * Copies a warp's keys of tiles to its group's ring. Lane l has looked up where key l % 16 of the
  * next tile is.
  */
-template <int D, int MT> struct loader {
-    typedef shape<D, MT> s;
+template <int DTYPE, int D, int MT> struct loader {
+    typedef shape<DTYPE, D, MT> s;
     cursor at;
     int64_t left; /* tiles */
     int stage;
@@ -97,18 +111,19 @@ template <int D, int MT> struct loader {
         int chunk = lane % s::chunks, r = row - lane % 16 + lane / s::chunks;
         const char *k = (const char *)x.k.data + chunk * 16;
         const char *v = (const char *)x.v.data + chunk * 16;
-        uint32_t valid_k = chunk * 8 < x.dim ? 16 : 0, valid_v = chunk * 8 < x.dim_v ? 16 : 0;
+        uint32_t valid_k = chunk * s::chunk < x.dim ? 16 : 0;
+        uint32_t valid_v = chunk * s::chunk < x.dim_v ? 16 : 0;
 
-        k += valid_k ? (uint64_t)place_in(x.k, page, r, at.head) * 16 : 0;
-        v += valid_v ? (uint64_t)place_in(x.v, page, r, at.head) * 16 : 0;
+        k += valid_k ? (uint64_t)place_in<s::chunk>(x.k, page, r, at.head) * 16 : 0;
+        v += valid_v ? (uint64_t)place_in<s::chunk>(x.v, page, r, at.head) * 16 : 0;
 #pragma unroll
         for (int i = 0; i < 16; i += per) {
-            uint32_t to_row = to + chunk_at<D>(first + i + lane / s::chunks, chunk);
+            uint32_t to_row = to + chunk_at<s::row>(first + i + lane / s::chunks, chunk);
 
             cp_async16(to_row, k, valid_k);
             cp_async16(to_row + s::stage / 2, v, valid_v);
-            k += valid_k ? x.k.row * per * 2 : 0;
-            v += valid_v ? x.v.row * per * 2 : 0;
+            k += valid_k ? x.k.row * per * s::size : 0;
+            v += valid_v ? x.v.row * per * s::size : 0;
         }
     }
 
@@ -117,18 +132,18 @@ template <int D, int MT> struct loader {
         const int per = 32 / s::chunks; /* rows at a time */
         int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
         int chunk = lane % s::chunks;
-        uint32_t my_k = page < 0 ? NOWHERE : place_in(x.k, page, row, at.head);
-        uint32_t my_v = page < 0 ? NOWHERE : place_in(x.v, page, row, at.head);
+        uint32_t my_k = page < 0 ? NOWHERE : place_in<s::chunk>(x.k, page, row, at.head);
+        uint32_t my_v = page < 0 ? NOWHERE : place_in<s::chunk>(x.v, page, row, at.head);
         const char *k = (const char *)x.k.data + chunk * 16;
         const char *v = (const char *)x.v.data + chunk * 16;
-        bool in_k = chunk * 8 < x.dim, in_v = chunk * 8 < x.dim_v;
+        bool in_k = chunk * s::chunk < x.dim, in_v = chunk * s::chunk < x.dim_v;
 
 #pragma unroll
         for (int i = 0; i < 16; i += per) {
             int r = i + lane / s::chunks;
             uint32_t at_k = (uint32_t)__shfl_sync(ALL_LANES, (int)my_k, r);
             uint32_t at_v = (uint32_t)__shfl_sync(ALL_LANES, (int)my_v, r);
-            uint32_t to_row = to + chunk_at<D>(first + r, chunk);
+            uint32_t to_row = to + chunk_at<s::row>(first + r, chunk);
 
             copy_chunk(to_row, k, at_k, in_k);
             copy_chunk(to_row + s::stage / 2, v, at_v, in_v);
@@ -158,10 +173,28 @@ template <int DTYPE>
 static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
                                            uint32_t b1)
 {
-    if (DTYPE == GPUNVME_OPS_F16)
+    if (DTYPE != GPUNVME_OPS_BF16)
         mma_f16(sums, a, b0, b1);
     else
         mma_bf16(sums, a, b0, b1);
+}
+
+/* Two numbers of E4M3 as f16. */
+static __device__ __forceinline__ uint32_t unpack(uint32_t pair)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    return unpack_e4m3((uint16_t)pair);
+#else
+    return pack_f16(from_fp8((uint8_t)pair, GPUNVME_OPS_E4M3),
+                    from_fp8((uint8_t)(pair >> 8), GPUNVME_OPS_E4M3));
+#endif
+}
+
+/* The product with eight columns, of which b has four numbers each. */
+static __device__ __forceinline__ void mma_e4m3(float (&sums)[4], const uint32_t (&a)[4],
+                                                uint32_t b)
+{
+    mma_f16(sums, a, unpack(b & 0xffff), unpack(b >> 16));
 }
 
 /* Rows and channels of Q that no sequence has are 0. */
@@ -176,7 +209,51 @@ template <int D, int MT> static __device__ __forceinline__ void clear_rows(uint3
 /* Where element `at` of Q's rows is in shared memory. */
 template <int D> static __device__ __forceinline__ uint16_t *element_of(unsigned char *rows, int at)
 {
-    return (uint16_t *)(rows + chunk_at<D>(at / D, at % D / 8) + at % 8 * 2);
+    return (uint16_t *)(rows + chunk_at<2 * D>(at / D, at % D / 8) + at % 8 * 2);
+}
+
+/*
+ * E4M3: ldmatrix gives a lane channels 4 l to 4 l + 3 of 16, where mma wants 2 l, 2 l + 1, 2 l + 8
+ * and 2 l + 9. So channel c of Q is where the product takes it for that one.
+ */
+static __device__ __forceinline__ int channel_place(int c)
+{
+    return (c & ~15) + (c % 16 / 4 * 2) + c % 2 + c / 2 % 2 * 8;
+}
+
+/*
+ * E4M3: Q of a sequence and head, turned, as f16. Each row is multiplied by a power of 2, so that
+ * its largest element is near 2^12: no element of bf16 is too large, and those that become 0 are less
+ * than 2^-36 of the largest. `back` gets what a row's products are multiplied by in return, with K's
+ * factor and, without softcap, the scale.
+ */
+template <int D>
+static __device__ __forceinline__ void load_scaled_rows(const decode_work &w, const cursor &c,
+                                                        unsigned char *to, float *back)
+{
+    const cuda_attention &x = w.x;
+    float all = descale_of(x, x.k_descale, c.b, c.head) * (x.softcap > 0 ? 1 : w.scale2);
+    int lane = threadIdx.x % 32;
+
+#pragma unroll 1
+    for (int r = threadIdx.x / 32; r < c.e.rows; r += WARPS) {
+        int i = query_of(x, r);
+        int64_t at = query_at(x.q, c.e.s, i, head_of(x, c.head, r));
+        float most = 0;
+        uint32_t exponent;
+
+#pragma unroll 4
+        for (int e = lane; e < x.dim; e += 32)
+            most = fmaxf(most, fabsf(load_element(x.q.data, at + e, x.dtype)));
+        exponent = __float_as_uint(warp_max(most)) >> 23;
+        exponent = exponent > 13 ? 266 - exponent : 253;
+#pragma unroll 1
+        for (int e = lane; e < x.dim; e += 32)
+            *element_of<D>(to, r * D + channel_place(e)) = to_bits(
+                load_q(x, c.e.s, i, at, e) * __uint_as_float(exponent << 23), GPUNVME_OPS_F16);
+        if (!lane)
+            back[r] = all * __uint_as_float((254 - exponent) << 23);
+    }
 }
 
 /* Q of a sequence and head, turned. */
@@ -209,19 +286,20 @@ static __device__ __forceinline__ void load_rows(const cuda_attention &x, const 
 
 /* What a lane has of its warp's 16 rows: of rows l / 4 and 8 below. */
 template <int DTYPE, int D, int MT> struct rows {
-    typedef shape<D, MT> s;
+    typedef shape<DTYPE, D, MT> s;
     static const bool q_in_registers = D <= 128;
     cuda_range keys[2], inner; /* that each row sees, and that all do */
     uint32_t q_at;
     uint32_t q[q_in_registers ? D / 16 : 1][4];
     float sums[D / 8][4], most[2], total[2];
+    float back[2]; /* E4M3: see load_scaled_rows() */
 
     __device__ __forceinline__ void begin(const cuda_attention &x, const cursor &c,
-                                          uint32_t q_of_block)
+                                          uint32_t q_of_block, const float *backs)
     {
         int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
 
-        q_at = q_of_block + (uint32_t)(first * s::row);
+        q_at = q_of_block + (uint32_t)(first * s::q_row);
         inner = {keys_of(x, c.e.s, c.e.s.q_len - 1).first, keys_of(x, c.e.s, 0).end};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -230,6 +308,8 @@ template <int DTYPE, int D, int MT> struct rows {
             keys[h] = r < c.e.rows ? keys_of(x, c.e.s, query_of(x, r)) : c.e.keys;
             most[h] = -INFINITY;
             total[h] = 0;
+            if (s::fp8)
+                back[h] = backs[r];
         }
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
@@ -246,20 +326,14 @@ template <int DTYPE, int D, int MT> struct rows {
     {
         int lane = threadIdx.x % 32;
 
-        load_matrices(a, q_at + chunk_at<D>(lane % 16, k * 2 + lane / 16));
+        load_matrices(a, q_at + chunk_at<s::q_row>(lane % 16, k * 2 + lane / 16));
     }
 
-    /* Scores of a stage's keys, in powers of 2. */
-    __device__ __forceinline__ void multiply_k(const decode_work &w, float (&p)[s::keys / 8][4],
-                                               uint32_t k_rows)
+    /* p += Q K^T. */
+    __device__ __forceinline__ void multiply_16_k(float (&p)[s::keys / 8][4], uint32_t k_rows)
     {
         int lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8;
 
-#pragma unroll
-        for (int n = 0; n < s::keys / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                p[n][i] = 0;
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             uint32_t(&a)[4] = q[q_in_registers ? k : 0];
@@ -270,14 +344,65 @@ template <int DTYPE, int D, int MT> struct rows {
             for (int n = 0; n < s::keys / 16; n++) {
                 uint32_t b[4];
 
-                load_matrices(b, k_rows + chunk_at<D>(n * 16 + key, k * 2 + lane / 8 % 2));
+                load_matrices(b, k_rows + chunk_at<s::row>(n * 16 + key, k * 2 + lane / 8 % 2));
                 mma<DTYPE>(p[n * 2], a, b[0], b[1]);
                 mma<DTYPE>(p[n * 2 + 1], a, b[2], b[3]);
             }
         }
+    }
+
+    /* p += Q K^T, times `back`: 32 channels at a time. */
+    __device__ __forceinline__ void multiply_fp8_k(float (&p)[s::keys / 8][4], uint32_t k_rows)
+    {
+        int lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8;
+
+#pragma unroll
+        for (int k = 0; k < D / 16; k += 2) {
+            uint32_t a[2][4];
+
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (q_in_registers)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        a[h][i] = q[q_in_registers ? k + h : 0][i];
+                else
+                    load_q_fragment(a[h], k + h);
+#pragma unroll
+            for (int n = 0; n < s::keys / 16; n++) {
+                uint32_t b[4];
+
+                load_matrices(b, k_rows + chunk_at<s::row>(n * 16 + key, k + lane / 8 % 2));
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    mma_e4m3(p[n * 2], a[h], b[h]);
+                    mma_e4m3(p[n * 2 + 1], a[h], b[2 + h]);
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[n][i] *= back[i / 2];
+    }
+
+    /* Scores of a stage's keys, in powers of 2. */
+    __device__ __forceinline__ void multiply_k(const decode_work &w, float (&p)[s::keys / 8][4],
+                                               uint32_t k_rows)
+    {
+#pragma unroll
+        for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[n][i] = 0;
+        if constexpr (s::fp8)
+            multiply_fp8_k(p, k_rows);
+        else
+            multiply_16_k(p, k_rows);
         if (w.x.softcap > 0)
             cap(w.x, p);
-        else
+        else if (!s::fp8)
 #pragma unroll
             for (int n = 0; n < s::keys / 8; n++)
 #pragma unroll
@@ -339,7 +464,7 @@ template <int DTYPE, int D, int MT> struct rows {
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float shift = shift_of(most[h]);
+            float shift = shift_of(most[h]) - (s::fp8 ? FP8_SHIFT : 0);
 
 #pragma unroll
             for (int n = 0; n < s::keys / 8; n++)
@@ -351,26 +476,64 @@ template <int DTYPE, int D, int MT> struct rows {
         }
     }
 
-    __device__ __forceinline__ void multiply_v(const float (&p)[s::keys / 8][4], uint32_t v_rows)
+    /* sums += P V, of 16 keys. */
+    __device__ __forceinline__ void multiply_16_v(const uint32_t (&a)[4], uint32_t v_rows, int k)
     {
         int lane = threadIdx.x % 32;
 
 #pragma unroll
-        for (int k = 0; k < s::keys / 16; k++) {
-            const float(&left)[4] = p[k * 2], (&right)[4] = p[k * 2 + 1];
-            const uint32_t a[4] = {
-                to_pair(left[0], left[1], DTYPE), to_pair(left[2], left[3], DTYPE),
-                to_pair(right[0], right[1], DTYPE), to_pair(right[2], right[3], DTYPE)};
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+
+            load_matrices_transposed(
+                b, v_rows + chunk_at<s::row>(k * 16 + lane % 16, n * 2 + lane / 16));
+            mma<DTYPE>(sums[n * 2], a, b[0], b[1]);
+            mma<DTYPE>(sums[n * 2 + 1], a, b[2], b[3]);
+        }
+    }
+
+    /*
+     * 16 keys and 32 channels are four registers of each lane: of keys 2 l and 2 l + 1 it has two
+     * channels each. Those are put beside each other whose channel is the same, and the 16 channels
+     * of a chunk become two products, of the even ones and of the odd ones.
+     */
+    __device__ __forceinline__ void multiply_fp8_v(const uint32_t (&a)[4], uint32_t v_rows, int k)
+    {
+        int lane = threadIdx.x % 32;
 
 #pragma unroll
-            for (int n = 0; n < D / 16; n++) {
-                uint32_t b[4];
+        for (int n = 0; n < s::chunks; n += 2) {
+            uint32_t b[4];
 
-                load_matrices_transposed(b, v_rows +
-                                                chunk_at<D>(k * 16 + lane % 16, n * 2 + lane / 16));
-                mma<DTYPE>(sums[n * 2], a, b[0], b[1]);
-                mma<DTYPE>(sums[n * 2 + 1], a, b[2], b[3]);
+            load_matrices_transposed(b,
+                                     v_rows + chunk_at<s::row>(k * 16 + lane % 16, n + lane / 16));
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t low = __byte_perm(b[h * 2], 0, 0x3120);
+                uint32_t high = __byte_perm(b[h * 2 + 1], 0, 0x3120);
+                float(&even)[4] = sums[(n + h) * 2], (&odd)[4] = sums[(n + h) * 2 + 1];
+
+                mma_f16(even, a, unpack(low & 0xffff), unpack(high & 0xffff));
+                mma_f16(odd, a, unpack(low >> 16), unpack(high >> 16));
             }
+        }
+    }
+
+    __device__ __forceinline__ void multiply_v(const float (&p)[s::keys / 8][4], uint32_t v_rows)
+    {
+        const int type = s::fp8 ? GPUNVME_OPS_F16 : DTYPE;
+
+#pragma unroll
+        for (int k = 0; k < s::keys / 16; k++) {
+            const float(&left)[4] = p[k * 2], (&right)[4] = p[k * 2 + 1];
+            const uint32_t a[4] = {to_pair(left[0], left[1], type), to_pair(left[2], left[3], type),
+                                   to_pair(right[0], right[1], type),
+                                   to_pair(right[2], right[3], type)};
+
+            if constexpr (s::fp8)
+                multiply_fp8_v(a, v_rows, k);
+            else
+                multiply_16_v(a, v_rows, k);
         }
     }
 
@@ -391,11 +554,10 @@ template <int DTYPE, int D, int MT> struct rows {
 };
 
 /* Softmax of row r of a block, whose keys its groups of warps share. */
-template <int D, int MT>
+template <class s>
 static __device__ __forceinline__ void row_of_block(const unsigned char *shared, int r, float &most,
                                                     float &total)
 {
-    typedef shape<D, MT> s;
     const float *all_most = (const float *)(shared + s::most) + r;
     const float *all_total = (const float *)(shared + s::total) + r;
 
@@ -403,10 +565,10 @@ static __device__ __forceinline__ void row_of_block(const unsigned char *shared,
     total = 0;
 #pragma unroll
     for (int g = 0; g < s::groups; g++)
-        most = max_or_nan(most, all_most[g * MT * 16]);
+        most = max_or_nan(most, all_most[g * s::keys]);
 #pragma unroll
     for (int g = 0; g < s::groups; g++)
-        total += all_total[g * MT * 16] * fast_exp2(all_most[g * MT * 16] - shift_of(most));
+        total += all_total[g * s::keys] * fast_exp2(all_most[g * s::keys] - shift_of(most));
 }
 
 /* Where a head's results go: to `out` if `whole`, else to a part. */
@@ -416,7 +578,7 @@ struct target {
 };
 
 /* A row's softmax: by what its sums are to be multiplied, or what the part has beside them. */
-template <int D, int MT>
+template <class s>
 static __device__ __forceinline__ void finish_softmax(const cuda_attention &x, const cursor &c,
                                                       const target &t, unsigned char *shared)
 {
@@ -425,7 +587,7 @@ static __device__ __forceinline__ void finish_softmax(const cuda_attention &x, c
 
     if (r >= c.e.rows)
         return;
-    row_of_block<D, MT>(shared, r, most, total);
+    row_of_block<s>(shared, r, most, total);
     if (t.whole) {
         row_end end = end_row(x, head_of(x, c.head, r), most, total);
 
@@ -435,16 +597,15 @@ static __device__ __forceinline__ void finish_softmax(const cuda_attention &x, c
         t.to.most[r] = most;
         t.to.total[r] = total;
     }
-    ((float *)(shared + shape<D, MT>::factor))[r] = factor;
+    ((float *)(shared + s::factor))[r] = factor;
 }
 
 /* 32 channels of all rows, from `first` on: the groups' sums become the block's. */
-template <int D, int MT>
+template <class s>
 static __device__ __forceinline__ void finish_channels(const cuda_attention &x, const cursor &c,
                                                        const target &t, const unsigned char *shared,
                                                        int first)
 {
-    typedef shape<D, MT> s;
     int channel = first + threadIdx.x % 32;
 
     if (channel >= x.dim_v)
@@ -456,7 +617,7 @@ static __device__ __forceinline__ void finish_channels(const cuda_attention &x, 
 
 #pragma unroll
         for (int g = 0; g < s::groups; g++)
-            sum += from[g * MT * 16 * PITCH];
+            sum += from[g * s::keys * PITCH];
         if (t.whole)
             store_element(x.out.data, out_at(x, c.e.s, c.head, r) + channel, x.out_dtype,
                           sum * ((const float *)(shared + s::factor))[r]);
@@ -465,20 +626,29 @@ static __device__ __forceinline__ void finish_channels(const cuda_attention &x, 
     }
 }
 
+/* The channel of column c in sums[n]: of E4M3, two of these have the even and odd ones of 16. */
+template <class s> static __device__ __forceinline__ int column_of(int n, int c)
+{
+    return s::fp8 ? n / 2 * 16 + c * 2 + n % 2 : n * 8 + c;
+}
+
 /* The warps' sums become the block's, 32 channels at a time. */
 template <int DTYPE, int D, int MT>
 static __device__ __forceinline__ void finish(const cuda_attention &x, const cursor &c,
                                               const target &t, rows<DTYPE, D, MT> &mine,
                                               unsigned char *shared)
 {
-    typedef shape<D, MT> s;
+    typedef shape<DTYPE, D, MT> s;
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     float *all_most = (float *)(shared + s::most), *all_total = (float *)(shared + s::total);
-    float *sums = (float *)(shared + s::sums) + row * PITCH + lane % 4 * 2, scale[2];
+    float *sums = (float *)(shared + s::sums) + row * PITCH + column_of<s>(0, lane % 4 * 2);
+    float scale[2];
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         mine.total[h] = warp_sum<4>(mine.total[h]);
+        if (s::fp8)
+            mine.most[h] -= FP8_SHIFT;
         if (lane % 4 == 0) {
             all_most[row + h * 8] = mine.most[h];
             all_total[row + h * 8] = mine.total[h];
@@ -489,10 +659,12 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
     for (int h = 0; h < 2; h++) {
         float most, total;
 
-        row_of_block<D, MT>(shared, (row + h * 8) % (MT * 16), most, total);
+        row_of_block<s>(shared, (row + h * 8) % (MT * 16), most, total);
         scale[h] = fast_exp2(mine.most[h] - shift_of(most));
+        if (s::fp8)
+            scale[h] *= descale_of(x, x.v_descale, c.b, c.head);
     }
-    finish_softmax<D, MT>(x, c, t, shared);
+    finish_softmax<s>(x, c, t, shared);
 #pragma unroll
     for (int first = 0; first < D; first += 32) {
         if (first >= x.dim_v)
@@ -501,26 +673,26 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
         for (int n = 0; n < 4; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                sums[i / 2 * 8 * PITCH + n * 8 + i % 2] =
+                sums[i / 2 * 8 * PITCH + column_of<s>(n, i % 2)] =
                     mine.sums[first / 8 + n][i] * scale[i / 2];
         __syncthreads();
-        finish_channels<D, MT>(x, c, t, shared, first);
+        finish_channels<s>(x, c, t, shared, first);
         __syncthreads();
     }
 }
 
 template <int DTYPE, int D, int MT>
-static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
+static __global__ void __launch_bounds__(THREADS, (shape<DTYPE, D, MT>::blocks))
     decode(const __grid_constant__ decode_work w)
 {
-    typedef shape<D, MT> s;
+    typedef shape<DTYPE, D, MT> s;
     const cuda_attention &x = w.x;
     unsigned char *shared = dynamic_shared();
     uint32_t base = shared_address(shared);
     int group = threadIdx.x / 32 / MT, stage = 0;
     uint32_t ring = base + (uint32_t)(group * s::ring);
     split left = {-1, 0, 0};
-    loader<D, MT> load;
+    loader<DTYPE, D, MT> load;
     rows<DTYPE, D, MT> mine;
 
     let_next_kernel_start();
@@ -552,9 +724,12 @@ static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
 
         if (begins && !t.whole)
             left = {c.b, c.head, share_of(all, at + c.e.tiles - 1)};
-        load_rows<DTYPE, D>(x, c, shared + s::q);
+        if constexpr (s::fp8)
+            load_scaled_rows<D>(w, c, shared + s::q, (float *)(shared + s::factor));
+        else
+            load_rows<DTYPE, D>(x, c, shared + s::q);
         __syncthreads();
-        mine.begin(x, c, base + s::q);
+        mine.begin(x, c, base + s::q, (const float *)(shared + s::factor));
 #pragma unroll 1
         for (int i = 0; i < count; i++, j += DECODE_TILE) {
             cp_async_wait<s::stages - 2>();
@@ -574,7 +749,7 @@ static __global__ void __launch_bounds__(THREADS, (shape<D, MT>::blocks))
 template <int DTYPE, int D, int MT>
 static gpunvme_ops_status_t launch(const decode_work &w, void *stream)
 {
-    const int nbytes = shape<D, MT>::nbytes;
+    const int nbytes = shape<DTYPE, D, MT>::nbytes;
     gpunvme_ops_status_t status =
         cuda_allow_shared((const void *)decode<DTYPE, D, MT>, (size_t)nbytes);
 
@@ -601,15 +776,21 @@ template <int DTYPE> static gpunvme_ops_status_t launch_of(const decode_work &w,
     return few ? launch<DTYPE, 256, 1>(w, stream) : launch<DTYPE, 256, 4>(w, stream);
 }
 
+template <int DTYPE> static size_t shared_nbytes(const cuda_attention &x)
+{
+    bool few = decode_rows(&x) <= 16;
+
+    if (dim_of(x) <= 64)
+        return few ? shape<DTYPE, 64, 1>::nbytes : shape<DTYPE, 64, 4>::nbytes;
+    if (dim_of(x) <= 128)
+        return few ? shape<DTYPE, 128, 1>::nbytes : shape<DTYPE, 128, 4>::nbytes;
+    return few ? shape<DTYPE, 256, 1>::nbytes : shape<DTYPE, 256, 4>::nbytes;
+}
+
 size_t decode_shared_nbytes(const struct cuda_attention *x)
 {
-    bool few = decode_rows(x) <= 16;
-
-    if (dim_of(*x) <= 64)
-        return few ? shape<64, 1>::nbytes : shape<64, 4>::nbytes;
-    if (dim_of(*x) <= 128)
-        return few ? shape<128, 1>::nbytes : shape<128, 4>::nbytes;
-    return few ? shape<256, 1>::nbytes : shape<256, 4>::nbytes;
+    return x->kv_dtype == GPUNVME_OPS_E4M3 ? shared_nbytes<GPUNVME_OPS_E4M3>(*x)
+                                           : shared_nbytes<GPUNVME_OPS_F16>(*x);
 }
 
 static int blocks_of(const cuda_attention &x)
@@ -636,9 +817,10 @@ gpunvme_ops_status_t decode_run(const struct cuda_attention *x, void *workspace,
                            decode_part(decode_rows(x), x->dim_v),
                            blocks_of(*x),
                            x->scale * LOG2_E};
-    gpunvme_ops_status_t status = x->dtype == GPUNVME_OPS_F16
-                                      ? launch_of<GPUNVME_OPS_F16>(w, stream)
-                                      : launch_of<GPUNVME_OPS_BF16>(w, stream);
+    gpunvme_ops_status_t status =
+        x->kv_dtype == GPUNVME_OPS_E4M3  ? launch_of<GPUNVME_OPS_E4M3>(w, stream)
+        : x->kv_dtype == GPUNVME_OPS_F16 ? launch_of<GPUNVME_OPS_F16>(w, stream)
+                                         : launch_of<GPUNVME_OPS_BF16>(w, stream);
 
     return status ? status : decode_combine(&w, stream);
 }

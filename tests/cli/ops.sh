@@ -31,8 +31,8 @@ if [ "${CLI_TEST_INSTRUMENTED:-0}" = 1 ]; then # it takes ten minutes; tests/ops
 else
     gpunvme ops check
     expect 0
-    expect_out '^  matmul +naive +f32 +8 cases .* right$'
-    expect_out '^  attention +naive +f32 +8 cases .* right$'
+    expect_out '^  matmul +naive +f32 +[0-9]+ cases .* right$'
+    expect_out '^  attention +naive +f32 +[0-9]+ cases .* right$'
     expect_out '^[0-9]+ checked, 0 wrong$'
 fi
 gpunvme ops check --device cpu --variant blocked --seed 5 --json
@@ -43,7 +43,7 @@ check test "$(grep -c '"right": true' out)" -eq 23
 promise "check takes operators by name"
 gpunvme ops check attention-paged linear --variant naive --device cpu
 expect 0
-expect_out '^  attention-paged +naive +f32 +8 cases .* right$'
+expect_out '^  attention-paged +naive +f32 +[0-9]+ cases .* right$'
 expect_out '^  linear-backward +naive '
 check test "$(grep -c '^  matmul' out)" -eq 0
 gpunvme ops check attentoin

@@ -223,9 +223,9 @@ static __device__ __forceinline__ int channel_place(int c)
 
 /*
  * E4M3: Q of a sequence and head, turned, as f16. Each row is multiplied by a power of 2, so that
- * its largest element is near 2^12: no element of bf16 is too large, and those that become 0 are less
- * than 2^-36 of the largest. `back` gets what a row's products are multiplied by in return, with K's
- * factor and, without softcap, the scale.
+ * its largest element is near 2^12: no element of bf16 is too large, and those that become 0 are
+ * less than 2^-36 of the largest. `back` gets what a row's products are multiplied by in return,
+ * with K's factor and, without softcap, the scale.
  */
 template <int D>
 static __device__ __forceinline__ void load_scaled_rows(const decode_work &w, const cursor &c,

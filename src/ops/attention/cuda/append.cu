@@ -169,13 +169,12 @@ static __device__ __forceinline__ void append_k(const cuda_append &p, const cuda
     }
     v = turned ? load_turned_vector<COUNT>(x, from, c, j)
                : load_vector<COUNT>(x.q.data, from + c, x.dtype);
-    if (FP8) {
+    if (FP8)
         store_e4m3(x.k.data, to, v, descale_of(x, x.k_descale, b, head));
-        return;
-    }
+    else
 #pragma unroll
-    for (int e = 0; e < COUNT; e += 4)
-        store4(x.k.data, to + e, x.dtype, v.z + e);
+        for (int e = 0; e < COUNT; e += 4)
+            store4(x.k.data, to + e, x.dtype, v.z + e);
 }
 
 template <int COUNT, bool FP8>

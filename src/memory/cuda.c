@@ -124,11 +124,11 @@ static void probe(void)
     int count = 0;
     cudaError_t err;
 
-    base_lengthen_descriptors_meanwhile(); /* files may be opened as soon as CUDA has started */
     if (cudaRuntimeGetVersion(&runtime_version) != cudaSuccess)
         runtime_version = CUDART_VERSION;
     if (!load_driver())
         return;
+    base_lengthen_descriptors_meanwhile(); /* files may be opened as soon as CUDA has started */
     if (cudaDriverGetVersion(&driver_version) != cudaSuccess)
         driver_version = 0;
     err = cudaGetDeviceCount(&count);

@@ -22,6 +22,10 @@
 #define MAX_BATCH   48u
 #define MAX_PENDING 64u
 
+/* Where other work keeps the processors busy, a full queue of two entries can take 10 ms for each
+ * command. After so long an eighth of them will do. */
+#define ENOUGH_NS UINT64_C(15000000000)
+
 #define BIT(n) (UINT64_C(1) << (n))
 
 struct run_config {
@@ -33,7 +37,7 @@ struct run_config {
     unsigned devices; /* threads that work for the device, one at a time */
     bool resets;
     bool roomy; /* so few tickets are kept that the queue is never full */
-    uint64_t first_position, first_generation; /* the wraps lie in the middle of the run */
+    uint64_t first_position, first_generation; /* wraps, which lie in the run's first eighth */
     unsigned share;                            /* of all commands, in per cent */
 };
 
@@ -59,6 +63,7 @@ struct run {
     struct model_threads threads;
     struct submitter submitters[MODEL_MAX_SUBMITTERS];
     uint64_t first; /* position */
+    uint64_t begin_ns;
     uint64_t resets;
 };
 
@@ -153,8 +158,12 @@ static void submit_some(struct submitter *s)
 static void *submitter(void *arg)
 {
     struct submitter *s = arg;
+    const uint64_t eighth = s->want / 8;
 
     while (s->count < s->want || s->npending) {
+        if (s->count >= eighth && s->count < s->want &&
+            gpunvme_clock_ns() - s->run->begin_ns > ENOUGH_NS)
+            s->want = s->count;
         if (rng_one_in(&s->random, 50)) /* sometimes it forgets many, sometimes none */
             s->keep =
                 (uint32_t)base_random_below(&s->random, s->run->config->roomy ? 2 : MAX_PENDING);
@@ -243,9 +252,9 @@ static struct run *run_open(const struct run_config *c, uint64_t seed, uint64_t 
     pthread_mutex_init(&r->threads.lock, NULL);
     config = model_config(&r->device);
     if (c->first_position)
-        config.first_position = c->first_position - commands / 2;
+        config.first_position = c->first_position - commands / 16;
     if (c->first_generation)
-        config.first_generation = c->first_generation - commands / c->entries / 4;
+        config.first_generation = c->first_generation - commands / c->entries / 32;
     assert_int_equal(gpunvme_qpair_init(&r->q, &config), GPUNVME_OK);
     r->first = r->q.reserved;
     for (unsigned i = 0; i < c->submitters; i++) {
@@ -259,6 +268,7 @@ static void run_threads(struct run *r)
 {
     pthread_t devices[2], reset, dog;
 
+    r->begin_ns = gpunvme_clock_ns();
     model_start(&dog, model_watch, &r->threads);
     for (unsigned i = 0; i < r->config->devices; i++)
         model_start(&devices[i], model_work, &r->threads);

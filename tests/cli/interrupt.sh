@@ -28,17 +28,6 @@ start() {
     until_it_watches
 }
 
-# Waits for the end of it; what is not gone after 20 s hangs.
-end() {
-    for _ in $(seq 400); do
-        kill -0 $pid 2>/dev/null || break
-        sleep 0.05
-    done
-    kill -KILL $pid 2>/dev/null
-    wait $pid
-    code=$?
-}
-
 # interrupt DELAY SIGNAL command…
 interrupt() {
     local delay=$1 signal=$2

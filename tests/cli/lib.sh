@@ -128,9 +128,8 @@ serve() {
     fail "the sockets do not appear"
 }
 
-# stop SIGNAL: ends what serve() started; its exit code is in $code.
-stop() {
-    kill -"$1" $pid
+# Waits for the end of $pid; what is not gone after 20 s hangs. Its exit code is in $code.
+end() {
     for _ in $(seq 400); do
         kill -0 $pid 2>/dev/null || break
         sleep 0.05
@@ -138,6 +137,12 @@ stop() {
     kill -KILL $pid 2>/dev/null
     wait $pid
     code=$?
+}
+
+# stop SIGNAL: ends what serve() started.
+stop() {
+    kill -"$1" $pid
+    end
 }
 
 skip() {

@@ -929,6 +929,20 @@ static void several_tiles_are_right_however_operands_lie(void **state)
                 }
 }
 
+/* Seventeen tiles below each other: a cluster's second block has the rows of none. */
+static void the_last_block_of_a_pair_may_have_no_rows(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 2; t++) {
+        struct request q = plain(16 * 128 + 9, 24, 72);
+
+        q.dtype = q.out_dtype = GPUNVME_OPS_BF16;
+        q.ta = q.tb = t;
+        q.pad = 8;
+        every_variant(q);
+    }
+}
+
 /*
  * How 32-bit operands lie decides who reads them and which way results are turned: all ways, with
  * rows that are aligned, tiles that are and are not full, C that is and is not read.
@@ -1013,9 +1027,17 @@ static void metrics_fall_from_rung_to_rung(void **state)
     }
 }
 
-/* A pair of blocks reads columns of B once for both. */
+/* Hopper's rungs, by what they read: of tiles of 128 x 128, 128 x 256, and by pairs of those. */
 static void metrics_count_what_a_cluster_shares_once(void **state)
 {
+    static const struct {
+        const char *name;
+        int rows, cols; /* that are read once for all their elements */
+    } rungs[] = {{"wgmma", 128, 128},
+                 {"specialized", 128, 256},
+                 {"cluster", 256, 256},
+                 {"hopper", 256, 256}};
+
     struct gpunvme_matmul p = {.m = 4096,
                                .n = 4096,
                                .k = 4096,
@@ -1026,16 +1048,20 @@ static void metrics_count_what_a_cluster_shares_once(void **state)
                                .alpha = 1,
                                .dtype = GPUNVME_OPS_BF16,
                                .out_dtype = GPUNVME_OPS_BF16};
-    struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = "hopper"};
-    struct gpunvme_matmul_metrics x;
 
     (void)state;
     if (!has("hopper")) {
         printf("SKIP: no sm_90a\n");
         skip();
     }
-    expect_ok(gpunvme_matmul_analyze(&p, &exec, &x));
-    assert_true(x.global_load_nbytes == 2.0 * 4096 * 4096 * (4096 / 256 + 4096 / 256));
+    for (size_t i = 0; i < sizeof(rungs) / sizeof(rungs[0]); i++) {
+        struct gpunvme_ops_exec exec = {.device = TEST_DEVICE, .variant = rungs[i].name};
+        struct gpunvme_matmul_metrics x;
+
+        expect_ok(gpunvme_matmul_analyze(&p, &exec, &x));
+        assert_true(x.global_load_nbytes ==
+                    2.0 * 4096 * 4096 * (4096.0 / rungs[i].rows + 4096.0 / rungs[i].cols));
+    }
 }
 
 struct large {
@@ -1175,6 +1201,7 @@ static void a_choice_for_misaligned_operands_names_what_runs(void **state)
     expect_status(choose_at(0x1002, 512, aligned, &named), GPUNVME_OPS_ERR_ALIGN,
                   "multiples of 16");
     expect_status(choose_at(0x1002, 512, "hopper", &named), GPUNVME_OPS_ERR_ALIGN, "'hopper'");
+    expect_status(choose_at(0x1002, 512, "wgmma", &named), GPUNVME_OPS_ERR_ALIGN, "'wgmma'");
     /* Nothing is multiplied: nothing is read. */
     expect_ok(choose_at(0x1002, 0, "hopper", &named));
 }
@@ -1230,6 +1257,7 @@ int main(void)
         cmocka_unit_test(metrics_count_what_the_definition_reads),
 #else
         cmocka_unit_test(several_tiles_are_right_however_operands_lie),
+        cmocka_unit_test(the_last_block_of_a_pair_may_have_no_rows),
         cmocka_unit_test(tf32_is_right_whichever_way_matrices_lie),
         cmocka_unit_test(hopper_copies_only_what_it_cannot_read),
         cmocka_unit_test(metrics_fall_from_rung_to_rung),

@@ -112,8 +112,8 @@ static void analyze(const struct ops_variant *variant, const struct ops_call *ca
 }
 
 /*
- * The best one's is the highest. Those after it follow, for it may not suit; the last three are for
- * shapes that want them. What has nothing to multiply is the plainest one's.
+ * The best one's is the highest. Those of any GPU follow, for it may not suit. The others are taken
+ * only where they are the best. What has nothing to multiply is the plainest one's.
  */
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
 {
@@ -122,7 +122,7 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
 
     if (engine == (product.k ? cuda_best_engine(&product, cuda_level()) : cuda_engines))
         return 1 + CUDA_NENGINES;
-    return engine < &cuda_engines[CUDA_HOPPER] ? 1 + (int)(engine - cuda_engines) : 0;
+    return engine < &cuda_engines[CUDA_WGMMA] ? 1 + (int)(engine - cuda_engines) : 0;
 }
 
 static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struct ops_call *call)
@@ -144,6 +144,7 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
 
 #define ALL     (OPS_ALL_DTYPES | OPS_FP8)
 #define F32     (1u << GPUNVME_OPS_F32)
+#define BITS16  (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
 #define BY_TF32 (1u << GPUNVME_OPS_COMPUTE_TF32)
 #define VARIANT(index, name_, needs_, min_sm_, max_sm_, dtypes_, computes_, changes_)              \
     {                                                                                              \
@@ -166,9 +167,19 @@ static const struct ops_variant variants[] = {
     VARIANT(CUDA_TENSORCORE, "tensorcore", CUDA_SM80, 80, 0, OPS_ALL_DTYPES, BY_TF32,
             "matrices of 16 x 8 multiplied by a warp in one instruction (mma), four stages deep"),
     VARIANT(
+        CUDA_WGMMA, "wgmma", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16, OPS_ALL_COMPUTES,
+        "64 x 128 multiplied by four warps from shared memory in one instruction (wgmma), loads "
+        "by the copy engine (TMA), one after the other"),
+    VARIANT(CUDA_SPECIALIZED, "specialized", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16,
+            OPS_ALL_COMPUTES,
+            "a warp group that only loads, four stages ahead of two that multiply 64 x 256 each"),
+    VARIANT(CUDA_CLUSTER, "cluster", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16,
+            OPS_ALL_COMPUTES,
+            "two blocks below each other read the columns of B once for both (multicast)"),
+    VARIANT(
         CUDA_HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, ALL, BY_TF32,
-        "64 x 256 multiplied by four warps from shared memory (wgmma), loads by the copy engine "
-        "(TMA) and a warp group of their own, clusters of two, blocks that stay"),
+        "blocks that stay, while results of one tile leave by the copy engine tiles of the next "
+        "come in; tf32 and fp8, too"),
     VARIANT(CUDA_SKINNY, "skinny", CUDA_SM90, 90, 0, ALL, OPS_ALL_COMPUTES,
             "up to 16 rows or columns at the speed of memory: the large operand is read once, 16 "
             "bytes a lane, and k is shared by warps and the blocks of a cluster"),

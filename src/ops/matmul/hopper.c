@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * The host's half of the rung "hopper": the kernel for a product, and copies of what the copy
- * engine can't read.
+ * The host's half of the rung "hopper", and of those that lead to it (wgmma.cu and its
+ * neighbours): the kernel for a product, and copies of what the copy engine can't read.
  *
  * The copy engine reads rows that begin at multiples of 16 bytes, and of two operands for tf32 one
  * must be contiguous along k, of two of fp8 both. What is not so is copied to the workspace first,
@@ -113,7 +113,6 @@ int cuda_suits_hopper(const struct cuda_product *p)
     return hopper_grid_fits(&grid) && hopper_grid_fits(&exchanged);
 }
 
-/* From then on the operand is its copy. */
 static gpunvme_ops_status_t make_copy(const struct cuda_product *p, const struct cuda_operand *x,
                                       struct side *s, void *to, void *stream)
 {
@@ -130,6 +129,16 @@ static gpunvme_ops_status_t make_copy(const struct cuda_product *p, const struct
     s->stride = s->stride ? s->lines * s->pitch : 0;
     s->mn = s->copy = 0;
     return status;
+}
+
+/* From then on operands are their copies. */
+static gpunvme_ops_status_t make_copies(const struct cuda_product *p, struct sides *s,
+                                        void *workspace, void *stream)
+{
+    char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s->a) : NULL;
+    gpunvme_ops_status_t status = make_copy(p, &p->a, &s->a, to_a, stream);
+
+    return status ? status : make_copy(p, &p->b, &s->b, to_b, stream);
 }
 
 /* f32 is rounded to the nearest tf32 on its way in; wgmma would cut it off. */
@@ -196,17 +205,18 @@ static struct hopper_grid grid_of(const struct cuda_product *p, const struct sid
                               : hopper_grid_of(p->m, p->n, p->batch, width_of(p));
 }
 
-/* The operands are as the kernel will read them. */
+/* The operands are as the kernel will read them: of the first and second so many lines a load. */
 static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_product *p,
-                                    const struct sides *s)
+                                    const struct sides *s, const struct hopper_grid *grid,
+                                    int load_first, int load_second)
 {
     int width = HOPPER_WIDTH / (int)gpunvme_ops_dtype_nbytes(p->dtype);
     const struct side *first = is_exchanged(p, s) ? &s->b : &s->a;
     const struct side *second = is_exchanged(p, s) ? &s->a : &s->b;
-    gpunvme_ops_status_t status = encode_side(&work->operands.a, p, first, HOPPER_TILE_M);
+    gpunvme_ops_status_t status = encode_side(&work->operands.a, p, first, load_first);
 
     work->product = *p;
-    work->schedule.grid = grid_of(p, s);
+    work->schedule.grid = *grid;
     work->schedule.all_steps = (int)((p->k + width - 1) / width);
     work->schedule.pieces = p->pieces > 1 ? p->pieces : 1;
     work->schedule.steps = p->pieces > 1 ? (int)(p->chunk / width) : work->schedule.all_steps;
@@ -215,7 +225,7 @@ static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_
     work->copies_out = copies_out(p, s);
     work->begins_with_bias = work->copies_out && p->bias;
     if (!status)
-        status = encode_side(&work->operands.b, p, second, width_of(p) / hopper_parts(width_of(p)));
+        status = encode_side(&work->operands.b, p, second, load_second);
     if (!status && work->copies_out)
         status = encode_out(&work->c, p, p->c, p->ldc, p->stride_c);
     if (!status && work->copies_out && p->preact)
@@ -223,11 +233,20 @@ static gpunvme_ops_status_t prepare(struct hopper_work *work, const struct cuda_
     return status;
 }
 
+static gpunvme_ops_status_t prepare_tiles(struct hopper_work *work, const struct cuda_product *p,
+                                          const struct sides *s, const struct hopper_grid *grid)
+{
+    int width = (int)grid->width;
+
+    return prepare(work, p, s, grid, HOPPER_TILE_M, width / hopper_parts(width));
+}
+
 gpunvme_ops_status_t hopper_prepare(struct hopper_work *work, const struct cuda_product *p)
 {
     struct sides s = sides_of(p);
+    struct hopper_grid grid = grid_of(p, &s);
 
-    return prepare(work, p, &s);
+    return prepare_tiles(work, p, &s, &grid);
 }
 
 static gpunvme_ops_status_t describe(const void *kernel, const struct hopper_grid *grid,
@@ -250,7 +269,6 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
             ? hopper_fp8_kernel(p->dtype, p->dtype_b, sums_of(p), width_of(p))
             : hopper_kernel(p->dtype, lies_across(&s.a), lies_across(&s.b), width_of(p));
     struct hopper_grid grid = grid_of(p, &s);
-    char *to_a = workspace, *to_b = workspace ? to_a + copy_nbytes(p, &s.a) : NULL;
     struct hopper_work work;
     uint32_t clusters;
     gpunvme_ops_status_t status = hopper_clusters(kernel, &grid, &clusters);
@@ -258,10 +276,43 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
     if (launch)
         return status ? status : describe(kernel, &grid, is_exchanged(p, &s), clusters, launch);
     if (!status)
-        status = make_copy(p, &p->a, &s.a, to_a, stream);
+        status = make_copies(p, &s, workspace, stream);
     if (!status)
-        status = make_copy(p, &p->b, &s.b, to_b, stream);
-    if (!status)
-        status = prepare(&work, p, &s);
+        status = prepare_tiles(&work, p, &s, &grid);
     return status ? status : hopper_launch(kernel, &grid, clusters, &work, stream);
+}
+
+gpunvme_ops_status_t hopper_multiply(const struct hopper_rung *rung, const struct cuda_product *p,
+                                     void *workspace, void *stream, struct cuda_launch *launch)
+{
+    struct sides s = sides_of(p);
+    const void *kernel =
+        rung->kernels[p->dtype - GPUNVME_OPS_F16][lies_across(&s.a)][lies_across(&s.b)];
+    struct hopper_grid grid = hopper_grid_of(p->m, p->n, p->batch, rung->width);
+    struct hopper_work work;
+    uint32_t clusters;
+    gpunvme_ops_status_t status = cuda_allow_shared(kernel, rung->nbytes);
+
+    if (!rung->pairs) {
+        grid.down = (uint32_t)((p->m + HOPPER_TILE_M - 1) / HOPPER_TILE_M);
+        grid.rows = 1;
+    }
+    clusters = hopper_grid_size(&grid);
+    if (launch) {
+        const struct cuda_tiling tiling = {
+            HOPPER_TILE_M, rung->width,    64, rung->width, rung->threads,
+            rung->nbytes,  (int)grid.rows, 1};
+
+        return status ? status
+                      : cuda_describe(kernel, &tiling, (int64_t)clusters * grid.rows, launch);
+    }
+    if (!status)
+        status = make_copies(p, &s, workspace, stream);
+    if (!status)
+        status = prepare(&work, p, &s, &grid, 64, 64);
+    if (status)
+        return status;
+    return rung->pairs ? hopper_launch(kernel, &grid, clusters, &work, stream)
+                       : hopper_launch_blocks(kernel, clusters, (unsigned)rung->threads,
+                                              rung->nbytes, &work, stream);
 }

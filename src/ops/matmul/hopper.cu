@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Rung 6, hopper: what sm_90a has for this and nothing before it had. (f32: hopper_tf32.cu.)
+ * Rung 9, hopper: all that sm_90a has for this and nothing before it had, by the main loop of
+ * hopper/loop.cuh. (f32: hopper_tf32.cu.) Three rungs before it show the first four of these, one
+ * after the other: wgmma.cu, specialized.cu, cluster.cu.
  *
  *  - The copy engine (TMA) brings tiles to shared memory, four stages ahead: one thread asks for
  *    them, no registers, no addresses, zeros beyond the edges.
@@ -9,8 +11,6 @@
  *  - Two blocks of a cluster work below each other and read each column of B once for both, each
  *    its half (multicast).
  *  - Blocks stay (a persistent grid): while results of one tile go out, tiles of the next come in.
- *
- * The main loop is hopper/loop.cuh's.
  */
 #include "ops/matmul/hopper_epilogue.cuh"
 

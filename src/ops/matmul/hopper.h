@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Between the host's half of the rung "hopper" and its kernels.
+ * Between the host's half of the rung "hopper", and of those that lead to it, and their kernels.
  */
 #ifndef OPS_MATMUL_HOPPER_H
 #define OPS_MATMUL_HOPPER_H
@@ -32,6 +32,22 @@ gpunvme_ops_status_t hopper_prepare(struct hopper_work *work, const struct cuda_
  */
 const void *hopper_kernel(int dtype, int mn_a, int mn_b, int width);
 const void *hopper_tf32_kernel(int mn_a, int mn_b);
+
+/*
+ * A rung for f16 and bf16 that has a block for each tile, whose threads write the results. It takes
+ * the operands that the rung "hopper" takes, and copies the same ones.
+ */
+struct hopper_rung {
+    const void *kernels[2][2][2]; /* by type, and whether A and B lie along m or n */
+    int width;                    /* of tiles */
+    int threads;
+    size_t nbytes; /* of shared memory */
+    int pairs;     /* blocks are in clusters of two where hopper_grid_of() says so */
+};
+
+gpunvme_ops_status_t hopper_multiply(const struct hopper_rung *rung,
+                                     const struct cuda_product *product, void *workspace,
+                                     void *stream, struct cuda_launch *launch);
 
 /* How sums of fp8 are made: in f32 every 128 of k, without or with scales by block, or fast. */
 enum hopper_sums { HOPPER_SUMS_F32, HOPPER_SUMS_BY_BLOCK, HOPPER_SUMS_FAST };

@@ -7,16 +7,23 @@
 
 #include "ops/matmul/product.h"
 
+/* Rungs that read operands by the copy engine. */
+#define HOPPER(multiply_)                                                                          \
+    {                                                                                              \
+        .multiply = multiply_, .workspace = cuda_workspace_hopper, .suits = cuda_suits_hopper,     \
+        .misaligned = cuda_misaligned_hopper                                                       \
+    }
+
 const struct cuda_engine cuda_engines[CUDA_NENGINES] = {
     {.multiply = cuda_multiply_naive},
     {.multiply = cuda_multiply_tiled},
     {.multiply = cuda_multiply_vectorized},
     {.multiply = cuda_multiply_coarsened},
     {.multiply = cuda_multiply_tensorcore},
-    {.multiply = cuda_multiply_hopper,
-     .workspace = cuda_workspace_hopper,
-     .suits = cuda_suits_hopper,
-     .misaligned = cuda_misaligned_hopper},
+    HOPPER(cuda_multiply_wgmma),
+    HOPPER(cuda_multiply_specialized),
+    HOPPER(cuda_multiply_cluster),
+    HOPPER(cuda_multiply_hopper),
     {.multiply = cuda_multiply_skinny, .suits = cuda_suits_skinny},
     {.multiply = cuda_multiply_shaped,
      .workspace = cuda_workspace_shaped,

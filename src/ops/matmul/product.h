@@ -99,7 +99,8 @@ struct cuda_engine {
 };
 
 cuda_multiply cuda_multiply_naive, cuda_multiply_tiled, cuda_multiply_vectorized,
-    cuda_multiply_coarsened, cuda_multiply_tensorcore, cuda_multiply_hopper, cuda_multiply_skinny,
+    cuda_multiply_coarsened, cuda_multiply_tensorcore, cuda_multiply_wgmma,
+    cuda_multiply_specialized, cuda_multiply_cluster, cuda_multiply_hopper, cuda_multiply_skinny,
     cuda_multiply_shaped;
 int cuda_suits_skinny(const struct cuda_product *);
 int cuda_skinny_reads_vectors(const struct cuda_product *); /* of the large operand, along k */
@@ -146,6 +147,9 @@ enum {
     CUDA_VECTORIZED,
     CUDA_COARSENED,
     CUDA_TENSORCORE,
+    CUDA_WGMMA,
+    CUDA_SPECIALIZED,
+    CUDA_CLUSTER,
     CUDA_HOPPER,
     CUDA_SKINNY,
     CUDA_SHAPED,

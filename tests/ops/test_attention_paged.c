@@ -240,17 +240,17 @@ static void aligned(struct request r, int64_t page_size, enum layout layout)
 }
 
 /*
- * A cache of latent vectors (MLA): V is the first dim_v channels of K. The first of several
- * sequences is empty, and the last has k_len keys.
+ * A cache of latent vectors (MLA): V is the first dim_v channels of K. All sequences have k_len
+ * keys, or if they are ragged the last one, and the first of several is empty.
  */
-static struct cache latent_cache(struct problem *p, int64_t page_size, int64_t pad)
+static struct cache latent_cache(struct problem *p, bool ragged, int64_t page_size, int64_t pad)
 {
     const struct request *r = p->r;
     struct cache c;
 
     p->k_lengths = integers_new(r->batch);
     for (int64_t b = 0; b < r->batch; b++) {
-        p->k_lengths[b] = (int32_t)length_of(r->k_len, b, r->batch);
+        p->k_lengths[b] = (int32_t)(ragged ? length_of(r->k_len, b, r->batch) : r->k_len);
         for (int64_t j = 0; j < r->k_len; j++)
             copy_row(&p->v, (struct place){b, j}, &p->k, (struct place){b, j});
     }
@@ -269,7 +269,7 @@ static void latent(struct request r, int64_t page_size, int64_t pad)
     r.kv_heads = r.kv_heads ? r.kv_heads : 1;
     r = with_defaults(r);
     p = problem_new(&r, &rng);
-    c = latent_cache(&p, page_size, pad);
+    c = latent_cache(&p, true, page_size, pad);
     if (r.aligned && page_size % 16 == 0 &&
         variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "mla", r.dtype, 0))
         assert_false(refused("mla", &p, &c));
@@ -1006,7 +1006,7 @@ static void a_workspace_may_hold_anything(void **state)
     cache_free(&c);
     problem_free(&p);
     p = problem_new(&of_latent, &rng);
-    c = latent_cache(&p, 16, 0);
+    c = latent_cache(&p, true, 16, 0);
     call_with_any_workspace("mla", &p, &c);
     cache_free(&c);
     problem_free(&p);
@@ -1077,7 +1077,7 @@ static void a_captured_step_of_latent_vectors_follows_the_lengths(void **state)
     if (!variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "mla", r.dtype, 0))
         skip();
     p = problem_new(&r, &rng);
-    c = latent_cache(&p, 16, 0);
+    c = latent_cache(&p, false, 16, 0); /* any of them may get longer */
     replay("mla", &p, &c, lengths, 3);
     cache_free(&c);
     problem_free(&p);

@@ -550,6 +550,74 @@ static void decoding_has_the_features_of_attention(void **state)
                 i & 1 ? 7 : 32, i & 4 ? BSHD : BHSD);
 }
 
+/* More queries than `decode` takes, of one 16-bit type: the rungs with tiles of queries. */
+static void prefill(struct request r, int64_t page_size, enum layout layout)
+{
+    struct problem p;
+    struct cache c;
+
+    r = with_defaults(r);
+    r.aligned = true;
+    p = problem_new(&r, &rng);
+    c = padded_cache(&p, page_size, layout, ALIGNED, ALIGNED);
+    if (variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "flash2", r.dtype, 0))
+        assert_false(refused("flash2", &p, &c));
+    if (page_size % 8 == 0 && variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "hopper", r.dtype, 0))
+        assert_false(refused("hopper", &p, &c));
+    in_cache(&p, c);
+}
+
+/* Tiles of 80, 128 and 176 keys, of which a page has a part, or which have several pages. */
+static void prefilling_pages_may_have_any_size(void **state)
+{
+    static const int64_t sizes[] = {1, 8, 16, 24, 64, 100, 256};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        int dtype = i % 2 ? GPUNVME_OPS_BF16 : GPUNVME_OPS_F16;
+
+        prefill((struct request){.batch = 2,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .dim = i % 3 == 0   ? 128
+                                        : i % 3 == 1 ? 64
+                                                     : 200,
+                                 .q_len = 67,
+                                 .k_len = 421,
+                                 .dtype = dtype,
+                                 .out_dtype = dtype,
+                                 .causal = true},
+                sizes[i], i % 2 ? BSHD : BHSD);
+    }
+}
+
+static void prefilling_has_the_features_of_attention(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        int dtype = i & 1 ? GPUNVME_OPS_BF16 : GPUNVME_OPS_F16;
+
+        prefill((struct request){.batch = 3,
+                                 .heads = i & 1 ? 6 : 2,
+                                 .kv_heads = 2,
+                                 .dim = i & 2 ? 72 : 64,
+                                 .dim_v = i & 2 ? 128 : 40,
+                                 .q_len = 131,
+                                 .k_len = 399,
+                                 .ragged = i & 1,
+                                 .lengths = i & 2,
+                                 .sinks = i & 1,
+                                 .softcap = i & 2 ? 2 : 0,
+                                 .window = i & 4,
+                                 .left = 201,
+                                 .right = 4,
+                                 .dtype = dtype,
+                                 .out_dtype = i & 8 ? GPUNVME_OPS_F32 : dtype,
+                                 .causal = !(i & 4)},
+                i & 1 ? 16 : 40, i & 4 ? BSHD : BHSD);
+    }
+}
+
 /* Of bf16, far beyond what f16 holds, beside keys of E4M3; the first row's are 0. */
 static void queries_of_any_size_decode_over_e4m3(void **state)
 {
@@ -998,11 +1066,17 @@ static void call_with_any_workspace(const char *variant, struct problem *p, cons
 static void a_workspace_may_hold_anything(void **state)
 {
     struct request r = decoding(700, 8, 2, 64, 64), of_latent = decoding(400, 128, 1, 576, 512);
+    struct request of_many_heads = decoding(200, 128, 4, 64, 64);
     struct problem p = problem_new(&r, &rng);
     struct cache c = padded_cache(&p, 16, BSHD, 0, 0);
 
     (void)state;
     call_with_any_workspace("decode", &p, &c);
+    cache_free(&c);
+    problem_free(&p);
+    p = problem_new(&of_many_heads, &rng);
+    c = padded_cache(&p, 16, BSHD, 0, 0);
+    call_with_any_workspace("hopper", &p, &c);
     cache_free(&c);
     problem_free(&p);
     p = problem_new(&of_latent, &rng);
@@ -1062,6 +1136,9 @@ static void a_captured_step_follows_the_lengths(void **state)
     (void)state;
     replay("decode", &p, &c, lengths, 3);
     replay("online", &p, &c, lengths, 3);
+    replay("flash2", &p, &c, lengths, 3);
+    if (variant_takes(GPUNVME_OPS_ATTENTION_PAGED, "hopper", r.dtype, 0))
+        replay("hopper", &p, &c, lengths, 3);
     cache_free(&c);
     problem_free(&p);
 }
@@ -1099,6 +1176,8 @@ int main(void)
         cmocka_unit_test(latent_vectors_have_pages_of_any_size),
         cmocka_unit_test(decoding_latent_vectors_has_the_features_of_attention),
         cmocka_unit_test(decoding_has_the_features_of_attention),
+        cmocka_unit_test(prefilling_pages_may_have_any_size),
+        cmocka_unit_test(prefilling_has_the_features_of_attention),
         cmocka_unit_test(a_cache_of_e4m3_has_factors_by_sequence_and_head),
         cmocka_unit_test(a_cache_of_e4m3_has_the_features_of_attention),
         cmocka_unit_test(queries_of_any_size_decode_over_e4m3),

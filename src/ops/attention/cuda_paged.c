@@ -6,6 +6,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/decode.h"
+#include "ops/attention/cuda/flash2.h"
 #include "ops/attention/cuda/hopper.h"
 #include "ops/attention/cuda/mla.h"
 #include "ops/attention/cuda/online.h"
@@ -19,6 +20,7 @@ static struct cuda_attention paged_of(const struct gpunvme_attention_paged *p)
     x.v = cuda_rows_of(a->v, &a->v_strides, p->pages, p->page_size, a->kv_heads, p->cache_dtype);
     x.table = p->block_table;
     x.ld_table = p->ld_table;
+    x.pages = p->pages;
     x.page_size = (int)p->page_size;
     x.kv_dtype = p->cache_dtype;
     return x;
@@ -83,6 +85,64 @@ static gpunvme_ops_status_t online(const struct ops_variant *variant, const stru
 
     (void)variant;
     return online_run(&x, NULL, call->exec->stream);
+}
+
+static gpunvme_ops_status_t flash2_suits(const struct ops_variant *variant,
+                                         const struct ops_call *call)
+{
+    gpunvme_ops_status_t status = suits(variant, call);
+    struct cuda_attention x;
+
+    if (status)
+        return status;
+    x = paged_of(call->descriptor);
+    if (x.rope.dim || x.kv_dtype != x.dtype || x.dim > FLASH2_DIM || x.dim_v > FLASH2_DIM)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes up to %d channels, a cache of the type of Q, and no "
+                        "rope",
+                        variant->name, FLASH2_DIM);
+    status = check_shared(variant->name, cuda_attention_flash2_shared(&x));
+    if (!status && !call->any_pointers && !(x.k.vectors && x.v.vectors))
+        status = ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                          "variant '%s' needs all rows of K and V at multiples of 16 bytes",
+                          variant->name);
+    return status;
+}
+
+static gpunvme_ops_status_t flash2(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return cuda_attention_flash2(&x, call->exec->workspace, call->exec->stream);
+}
+
+static gpunvme_ops_status_t hopper_suits(const struct ops_variant *variant,
+                                         const struct ops_call *call)
+{
+    gpunvme_ops_status_t status = suits(variant, call);
+    struct cuda_attention x;
+
+    if (status)
+        return status;
+    x = paged_of(call->descriptor);
+    return cuda_attention_hopper_suits(variant, &x, call->any_pointers);
+}
+
+static size_t hopper_workspace(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return cuda_attention_hopper_nbytes(&x);
+}
+
+static gpunvme_ops_status_t hopper(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+
+    (void)variant;
+    return cuda_attention_hopper(&x, call->exec->workspace, call->exec->stream);
 }
 
 /* Sums of 32 sequences' tiles are of 32 bits. */
@@ -251,7 +311,12 @@ static gpunvme_ops_status_t mla(const struct ops_variant *variant, const struct 
 static int rank(const struct ops_variant *variant, const struct ops_call *call)
 {
     (void)call;
-    return variant->run == mla ? 4 : variant->run == decode ? 3 : variant->run == online ? 2 : 1;
+    return variant->run == mla      ? 6
+           : variant->run == decode ? 5
+           : variant->run == hopper ? 4
+           : variant->run == flash2 ? 3
+           : variant->run == online ? 2
+                                    : 1;
 }
 
 #define BITS_16 (1u << GPUNVME_OPS_F16 | 1u << GPUNVME_OPS_BF16)
@@ -267,6 +332,22 @@ static const struct ops_variant variants[] = {
             "attention's rung of that name, whose rows of K and V are found by the block table"),
     VARIANT("online", OPS_ALL_DTYPES, online_suits, NULL, online,
             "a block for each query and head, one pass over the keys, and no scores in memory"),
+    VARIANT("flash2", BITS_16, flash2_suits, NULL, flash2,
+            "attention's rung of that name: each row of a tile of K and V is looked up as its copy "
+            "is asked for"),
+    {.name = "hopper",
+     .needs = CUDA_SM90A,
+     .changes = "attention's rung of that name: the copy engine brings tiles of K and V by pieces "
+                "of pages",
+     .dtypes = BITS_16,
+     .computes = OPS_ALL_COMPUTES,
+     .min_sm = CUDA_ONLY_90A,
+     .max_sm = CUDA_ONLY_90A,
+     .deterministic = 1,
+     .suits = hopper_suits,
+     .rank = rank,
+     .workspace = hopper_workspace,
+     .run = hopper},
     VARIANT("decode", BITS_16, decode_suits, decode_workspace, decode,
             "few queries at the speed of memory: those that share a head of K are one product "
             "(mma), keys of all sequences are split evenly among blocks by lengths on the device"),

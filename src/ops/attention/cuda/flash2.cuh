@@ -74,10 +74,15 @@ template <int D> struct ring {
 
         if (next < count) {
             bool v = next % 2;
+            const cuda_rows &rows = v ? x.v : x.k;
+            int dim = v ? x.dim_v : x.dim;
+            uint32_t tile = base + slot * t::tile_nbytes;
 
-            bring_tile<D, MMA_KEYS, t::threads>(
-                base + slot * t::tile_nbytes,
-                keys_from(x, v ? x.v : x.k, v ? x.dim_v : x.dim, w.s, j, w.kv_head));
+            if (w.s.pages)
+                bring_pages<D, MMA_KEYS, t::threads>(tile, x, rows, dim, w.s, j, w.kv_head);
+            else
+                bring_tile<D, MMA_KEYS, t::threads>(tile,
+                                                    keys_from(x, rows, dim, w.s, j, w.kv_head));
             j += v ? MMA_KEYS : 0;
         }
         next++;

@@ -13,6 +13,7 @@ extern "C" {
 
 #define FLASH2_ROWS 128 /* queries of a block */
 #define FLASH2_KEYS 64  /* of a tile */
+#define FLASH2_DIM  256 /* channels, at most */
 
 /* Tiles of K and V that there are at a time; bytes of all, with that of Q. */
 #define FLASH2_RING(width)   ((width) == 256 ? 3 : 4)

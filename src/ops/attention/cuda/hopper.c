@@ -94,6 +94,17 @@ size_t cuda_attention_hopper_nbytes(const struct cuda_attention *x)
     return count_nbytes(x) + values_nbytes(x);
 }
 
+/* Of K and V, whose rows follow each other in a sequence or a page. */
+static int64_t rows_of(const struct cuda_attention *x)
+{
+    return x->page_size ? x->page_size : x->k_rows;
+}
+
+static bool any_keys(const struct cuda_attention *x)
+{
+    return x->k_len && (x->page_size ? x->pages : x->k_rows);
+}
+
 /* Strides are in bytes there, below 2^40. */
 bool hopper_reads(const struct cuda_rows *x, int64_t rows)
 {
@@ -108,6 +119,11 @@ gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *varia
 {
     int most = is_fp8(x) ? 128 : 256;
 
+    if (x->kv_dtype != x->dtype || x->page_size % HOPPER_PIECE)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' takes a cache of the type of Q, in pages of a multiple of %d "
+                        "rows",
+                        variant->name, HOPPER_PIECE);
     if (x->rope.dim || x->scale < 0 || x->dim > most || x->dim_v > most)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes up to %d channels of %s, a positive scale and no rope",
@@ -118,8 +134,7 @@ gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *varia
     if (any_pointers)
         return GPUNVME_OPS_OK;
     if (!hopper_reads(&x->q, x->q_rows) ||
-        (x->k_len && x->k_rows &&
-         (!hopper_reads(&x->k, x->k_rows) || !hopper_reads(&x->v, x->k_rows))))
+        (any_keys(x) && (!hopper_reads(&x->k, rows_of(x)) || !hopper_reads(&x->v, rows_of(x)))))
         return ops_fail(
             GPUNVME_OPS_ERR_ALIGN,
             "variant '%s' needs Q, K and V, and their strides, at multiples of 16 bytes",
@@ -147,11 +162,24 @@ gpunvme_ops_status_t hopper_encode_rows(CUtensorMap *map, const struct cuda_rows
                           &t);
 }
 
+/* The map of K or V: a tile is read at once, or in pieces of pages. */
+static gpunvme_ops_status_t encode_keys(CUtensorMap *map, const struct cuda_attention *x,
+                                        const struct cuda_rows *rows, int channels,
+                                        const struct hopper_shape *shape)
+{
+    bool paged = x->page_size;
+
+    return hopper_encode_rows(
+        map, rows, channels, rows_of(x), x->kv_heads, paged ? x->pages : x->batch,
+        paged ? hopper_piece(x->page_size, shape->keys) : shape->keys, x->dtype);
+}
+
 gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void *workspace,
                                            void *stream)
 {
     struct hopper_shape shape = shape_of(x);
     struct hopper_attention work = {
+        .piece = x->page_size ? hopper_piece(x->page_size, shape.keys) : 0,
         .problem = *x,
         .queue = queue_of(x, shape),
         .q_head = x->q.head != 0,
@@ -175,14 +203,11 @@ gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void 
                                                      x->batch, HOPPER_ROWS, x->dtype);
 
     work.k = work.v = work.q; /* they are not used without keys */
-    if (!status && x->k_len && x->k_rows)
-        status = hopper_encode_rows(&work.k, &x->k, x->dim, x->k_rows, x->kv_heads, x->batch,
-                                    shape.keys, x->dtype);
-    if (!status && x->k_len && x->k_rows && is_fp8(x))
-        status = hopper_transpose_values(&work, stream);
-    else if (!status && x->k_len && x->k_rows)
-        status = hopper_encode_rows(&work.v, &x->v, x->dim_v, x->k_rows, x->kv_heads, x->batch,
-                                    shape.keys, x->dtype);
+    if (!status && any_keys(x))
+        status = encode_keys(&work.k, x, &x->k, x->dim, &shape);
+    if (!status && any_keys(x))
+        status = is_fp8(x) ? hopper_transpose_values(&work, stream)
+                           : encode_keys(&work.v, x, &x->v, x->dim_v, &shape);
     if (!status && counted(x, &work.queue)) {
         work.taken = workspace;
         status = cuda_status(cudaMemsetAsync(workspace, 0, sizeof(uint32_t), stream),

@@ -191,6 +191,47 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const CUtensorMap 
                      {box * (HOPPER_WIDTH / SIZE), (int)row, head, batch}, barrier);
 }
 
+/*
+ * By a warp: `count` rows in pages from row `key` of the sequence on, each piece by the lane that
+ * looked up its page. Of pages behind the sequence's end the table may have anything.
+ */
+template <int BOXES, int SIZE>
+static __device__ __forceinline__ void
+load_pieces(uint32_t to, const hopper_attention &work, const CUtensorMap &map,
+            const cuda_sequence &s, int key, int count, int head, int pages, uint32_t barrier)
+{
+    int left = s.k_len - key < count ? s.k_len - key : count;
+    int pieces = (left + work.piece - 1) / work.piece, first = (int)threadIdx.x * work.piece;
+
+    if (threadIdx.x == 0)
+        mbarrier_arrive_expecting(barrier, pieces * work.piece * BOXES * HOPPER_WIDTH);
+    __syncwarp();
+    if ((int)threadIdx.x < pieces) {
+        unsigned row = (unsigned)(key + first), size = (unsigned)work.problem.page_size;
+        unsigned page = row / size;
+
+        for (int box = 0; box < BOXES; box++)
+            tensor_load4(to + (box * count + first) * HOPPER_WIDTH, &map,
+                         {box * (HOPPER_WIDTH / SIZE), (int)(row - page * size), head,
+                          s.pages[page] * pages},
+                         barrier);
+    }
+}
+
+/* By a warp: tile j of K or V. */
+template <int BOXES, int SIZE, int KEYS>
+static __device__ __forceinline__ void load_keys(uint32_t to, const hopper_attention &work,
+                                                 const CUtensorMap &map, const attention_tile &t,
+                                                 int j, int head, int batch, uint32_t barrier)
+{
+    if (work.piece)
+        load_pieces<BOXES, SIZE>(to, work, map, t.s, j * KEYS, KEYS, t.kv_head * head, batch,
+                                 barrier);
+    else if (threadIdx.x == 0)
+        load_rows<BOXES, SIZE>(to, map, KEYS, t.s.k_row + j * KEYS, t.kv_head * head,
+                               t.s.k_batch * batch, barrier);
+}
+
 /* By one thread: tile j of V, transposed before. */
 static __device__ __forceinline__ void load_values(uint32_t to, const hopper_attention &work,
                                                    const attention_tile &t, int j, int keys,
@@ -235,11 +276,9 @@ static __device__ __forceinline__ void produce(const hopper_attention &work,
         for (int j = t.end; j >= t.first; j--) {
             if (j > t.first) {
                 block::wait_empty(mem, n);
-                if (one)
-                    load_rows<block::BOXES, block::SIZE>(
-                        block::tile_at(mem, n), work.k, KEYS, t.s.k_row + (j - 1) * KEYS,
-                        t.kv_head * work.k_head, t.s.k_batch * work.k_batch,
-                        mem.full + block::slot_of(n) * 8);
+                load_keys<block::BOXES, block::SIZE, KEYS>(block::tile_at(mem, n), work, work.k, t,
+                                                           j - 1, work.k_head, work.k_batch,
+                                                           mem.full + block::slot_of(n) * 8);
                 n++;
             }
             if (j < t.end) {
@@ -247,14 +286,13 @@ static __device__ __forceinline__ void produce(const hopper_attention &work,
                 bool last = !block::FP8 && work.padded && (j + 1) * KEYS > t.s.k_len;
 
                 block::wait_empty(mem, n);
-                if (block::FP8 && one)
+                if (!block::FP8)
+                    load_keys<block::BOXES, block::SIZE, KEYS>(block::tile_at(mem, n), work, work.v,
+                                                               t, j, work.v_head, work.v_batch,
+                                                               last ? mem.last_full : full);
+                else if (one)
                     load_values(block::tile_at(mem, n), work, t, j, KEYS,
                                 hopper_slot_nbytes(block::shape()), full);
-                else if (one)
-                    load_rows<block::BOXES, block::SIZE>(
-                        block::tile_at(mem, n), work.v, KEYS, t.s.k_row + j * KEYS,
-                        t.kv_head * work.v_head, t.s.k_batch * work.v_batch,
-                        last ? mem.last_full : full);
                 if (last) {
                     mbarrier_wait(mem.last_full, last_parity);
                     last_parity ^= 1;

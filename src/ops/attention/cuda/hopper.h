@@ -17,6 +17,7 @@ enum {
     HOPPER_ROWS = 64,           /* of Q, for each warp group that multiplies */
     HOPPER_MOST_SLOTS = 8,      /* for tiles of K and V: so many, or half of that */
     HOPPER_SHARED = 227 * 1024, /* what a block can have */
+    HOPPER_PIECE = 8,           /* rows of a page that are loaded at once: a multiple of this */
 
     /* Of elements of 8 bits: the shape, and keys of V that lie together where it is transposed. */
     HOPPER_FP8_CHANNELS = 128,
@@ -109,8 +110,19 @@ GPUNVME_FN int64_t hopper_first_values(const int32_t *offsets, int b, int64_t ro
     return offsets ? row / keys + b : (int64_t)b * tiles;
 }
 
+/* Rows of K and V in pages come in pieces, none of which is in two tiles or two pages. */
+GPUNVME_FN int hopper_piece(int page_size, int keys)
+{
+    int piece = HOPPER_PIECE;
+
+    while (page_size % (2 * piece) == 0 && keys % (2 * piece) == 0)
+        piece *= 2;
+    return piece;
+}
+
 struct hopper_attention {
     CUtensorMap q, k, v;
+    int piece;       /* rows of a page that are loaded at once; 0: K and V are not in pages */
     uint8_t *values; /* V transposed, of elements of 8 bits */
     int tiles;       /* of keys, of a sequence */
     struct cuda_attention problem;

@@ -84,6 +84,26 @@ static __device__ __forceinline__ void bring_tile(uint32_t tile, const tile_rows
     }
 }
 
+/* The same for keys from j on in pages; their rows are at multiples of 16 bytes. */
+template <int D, int ROWS, int THREADS>
+static __device__ __forceinline__ void bring_pages(uint32_t tile, const cuda_attention &x,
+                                                   const cuda_rows &rows, int dim,
+                                                   const cuda_sequence &s, int j, int kv_head)
+{
+    int chunk = threadIdx.x % (D / 8);
+    const uint16_t *data = (const uint16_t *)rows.data;
+    tile_rows here = {data, 0, s.k_len - j, dim, true};
+
+#pragma unroll 2
+    for (int row = threadIdx.x / (D / 8); row < ROWS; row += THREADS / (D / 8)) {
+        int valid = chunk_valid(here, row, chunk);
+
+        cp_async16(tile + tile_place<D>(row, chunk),
+                   valid ? data + key_at(x, rows, s, j + row, kv_head) + chunk * 8 : data,
+                   valid * 2);
+    }
+}
+
 /* The same for rows that are turned on their way, by tables: row r as at `position` + r. */
 template <int D, int ROWS, int THREADS>
 static __device__ __forceinline__ void bring_turned(uint32_t tile, const tile_rows &rows,

@@ -59,7 +59,7 @@ struct cuda_attention {
 
     /* K and V in pages (batch strides go from page to page); page_size 0: they are not. */
     const int32_t *table;
-    int64_t ld_table;
+    int64_t ld_table, pages;
     int page_size;
 
     int kv_dtype; /* of K and V: E4M3 where a cache has that, else dtype */

@@ -99,7 +99,7 @@ _gpunvme() {
         words="create status ls stat get put rm migrate scrub rebuild configure serve"
     elif [[ $command == ops && COMP_CWORD -eq 2 ]]; then
         words="list bench check"
-    elif [[ $command == ops && ${COMP_WORDS[2]} =~ ^(bench|check)$ && $before != --* ]]; then
+    elif [[ $command == ops && ${COMP_WORDS[2]} =~ ^(list|bench|check)$ && $before != --* ]]; then
         words="matmul linear linear-forward linear-backward attention attention-backward attention-paged kv-append norm-forward norm-backward cross-entropy adamw grad-norm embedding-forward embedding-backward swiglu-forward swiglu-backward rope moe-forward moe-backward"
     else
         words=$(_gpunvme_values "$before")

@@ -138,17 +138,41 @@ int cli_ops_fail(gpunvme_ops_status_t status)
     return status == GPUNVME_OPS_ERR_VARIANT ? CLI_USAGE : CLI_FAILED;
 }
 
+/* The name of a type that a variant takes, or NULL. It may take f32 as tf32 alone. */
+static const char *type_of(const struct gpunvme_ops_variant *v, int dtype)
+{
+    int only_tf32 = dtype == GPUNVME_OPS_F32 && !(v->computes & 1u << GPUNVME_OPS_COMPUTE_F32);
+
+    return v->dtypes & 1u << dtype ? cli_ops_dtype_name(dtype, only_tf32) : NULL;
+}
+
+static void print_variant(const struct gpunvme_ops_variant *v)
+{
+    printf("  %-13s", v->name);
+    for (int dtype = 0; dtype < GPUNVME_OPS_NALLDTYPES; dtype++)
+        if (type_of(v, dtype))
+            printf(" %s", type_of(v, dtype));
+    if (v->available)
+        putchar('\n');
+    else
+        printf(" (not here: needs %s)\n", v->needs);
+    cli_print_wrapped(stdout, 16, "", v->changes);
+}
+
 static void list_variant(const struct gpunvme_ops_variant *v, struct cli_json *json)
 {
     if (!json) {
-        printf("  %-12s%s%s%s\n", v->name, v->available ? "" : "(not here: needs ",
-               v->available ? "" : v->needs, v->available ? "" : ")");
-        cli_print_wrapped(stdout, 12, "", v->changes);
+        print_variant(v);
         return;
     }
     cli_json_object(json, NULL);
     cli_json_text(json, "name", v->name);
     cli_json_text(json, "device", cli_ops_device_name(v->device));
+    cli_json_array(json, "dtypes");
+    for (int dtype = 0; dtype < GPUNVME_OPS_NALLDTYPES; dtype++)
+        if (type_of(v, dtype))
+            cli_json_text(json, NULL, type_of(v, dtype));
+    cli_json_close(json);
     cli_json_text(json, "needs", v->needs);
     cli_json_text(json, "changes", v->changes);
     cli_json_bool(json, "available", v->available);
@@ -173,46 +197,63 @@ static void list_op(int op, struct cli_json *json)
         cli_json_close(json);
 }
 
+struct list_args {
+    bool some, ops[GPUNVME_OPS_NOPS]; /* some are named: those */
+    bool json;
+};
+
 static error_t parse_list(int key, char *arg, struct argp_state *state)
 {
-    bool *json = state->input;
+    struct list_args *args = state->input;
 
-    (void)arg;
-    if (key != CLI_KEY_JSON)
+    switch (key) {
+    case CLI_KEY_JSON:
+        args->json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        args->some = true;
+        cli_ops_add(state, arg, args->ops);
+        return 0;
+    default:
         return ARGP_ERR_UNKNOWN;
-    *json = true;
-    return 0;
+    }
 }
 
 static const struct argp_option list_options[] = {CLI_OPTION_JSON, {0}};
 static const struct argp list_argp = {
     list_options,
     parse_list,
-    NULL,
-    "Lists the variants of each operator, from the plainest to the fastest, and what each changes."
-    "\vExample:\n"
-    "  gpunvme ops list",
+    "[OPERATOR...]",
+    "Lists the variants of each operator, or of those that are named: from the plainest to the "
+    "fastest, with the types of their operands, and what each changes."
+    "\vExamples:\n"
+    "  gpunvme ops list\n"
+    "  gpunvme ops list matmul linear",
     NULL,
     NULL,
     NULL};
 
 static int list(int argc, char **argv)
 {
+    struct list_args args = {0};
     struct cli_json writer;
-    bool json = false;
+    bool more = false;
 
-    if (!cli_parse(&list_argp, argc, argv, &json))
+    if (!cli_parse(&list_argp, argc, argv, &args))
         return CLI_USAGE;
-    if (json) {
+    if (args.json) {
         cli_json_begin(&writer, stdout);
         cli_json_object(&writer, "operators");
     }
     for (int op = 0; op < GPUNVME_OPS_NOPS; op++) {
-        if (!json && op)
+        if (args.some && !args.ops[op])
+            continue;
+        if (!args.json && more)
             putchar('\n');
-        list_op(op, json ? &writer : NULL);
+        more = true;
+        list_op(op, args.json ? &writer : NULL);
     }
-    if (json)
+    if (args.json)
         cli_json_end(&writer);
     return CLI_OK;
 }

@@ -58,8 +58,11 @@ static const struct argp_option options[] = {
      "OpenBLAS or cuBLASLt, and shows the geometric mean of the ratios and the worst ten",
      1},
     {"device", KEY_DEVICE, "cpu|cuda", 0, "Where to run (cpu)", 1},
-    {"dtype", KEY_DTYPE, "f32|tf32|f16|bf16|e4m3|…", 0,
-     "Type of the matrices; tf32 is f32 of which tensor cores use the upper bits (f32)", 2},
+    {"dtype", KEY_DTYPE, "TYPE", 0,
+     "Type of the matrices: f32, f16 or bf16; tf32, f32 of which tensor cores use the upper bits; "
+     "for attention and matmul e4m3, for matmul also e5m2, with -row, -block or -fast behind it, "
+     "e4m3-e5m2 and e5m2-e4m3 (f32)",
+     2},
     {"activation", KEY_ACTIVATION, "NAME", 0,
      "Linear layers: none, relu, gelu, gelu_tanh or silu (gelu)", 2},
     {"no-preact", KEY_NO_PREACT, NULL, 0,
@@ -79,8 +82,7 @@ static const struct argp_option options[] = {
     {"softcap", KEY_SOFTCAP, "X", 0, "Attention: a score s becomes X tanh(s / X)", 2},
     {"lengths", KEY_LENGTHS, "N", 0,
      "Attention over a cache: lengths from N to those of the shape, each longer than the one "
-     "before "
-     "by the same factor",
+     "before by the same factor",
      2},
     {"kind", KEY_KIND, "rms|layer", 0, "Normalization: RMSNorm or LayerNorm (rms)", 2},
     {"threads", KEY_THREADS, "N", 0, "Threads of variants that have them (all processors)", 2},
@@ -112,8 +114,7 @@ static const char doc[] =
     "threads as the variant has; OPENBLAS_CORETYPE chooses its code. cuBLASLt computes as much of "
     "a linear layer as it can in one call; GPUNVME_CUBLASLT names another library. On the GPU, "
     "time is the GPU's own, of as many runs in a row as fill --burst, on matrices that are not in "
-    "its "
-    "cache. MHz is the multiprocessors' clock, which NVML tells while they run.\n\n"
+    "its cache. MHz is the multiprocessors' clock, which NVML tells while they run.\n\n"
     "Peaks are measured in the same rounds: multiply-adds in registers (on the GPU's tensor cores "
     "products of the type, from registers or shared memory), and a copy of memory. GB/s count each "
     "matrix once. Before it is timed, each result is compared with sums in f64 in some rows and "

@@ -133,6 +133,7 @@ check test "$(complete_with stripe cr)" = create
 check test "$(complete_with weights ver)" = verify
 check test "$(complete_with ops ben)" = bench
 check test "$(complete_with ops bench mat)" = matmul
+check test "$(complete_with ops list mat)" = matmul
 check test "$(complete_with ops bench --dtype bf)" = bf16
 check test "$(complete_with help quick)" = quickstart
 

@@ -19,11 +19,21 @@ expect 0
 expect_out '^matmul on the CPU'
 expect_out '^linear-backward on the CPU'
 expect_out '^attention on the CPU'
-expect_out '^  blocked'
+expect_out '^  blocked +f32 f16 bf16 e4m3 e5m2$'
 gpunvme ops list --json
 expect 0
 expect_json
 expect_out '"name": "naive"'
+expect_out '"e4m3",$'
+
+promise "list takes operators by name"
+gpunvme ops list rope linear
+expect 0
+expect_out '^linear-backward on the CPU'
+expect_out '^rope on the CPU'
+check test "$(grep -c '^matmul' out)" -eq 0
+gpunvme ops list roep
+expect 2 "there is no operator 'roep'"
 
 promise "check finds every variant right"
 if [ "${CLI_TEST_INSTRUMENTED:-0}" = 1 ]; then # it takes ten minutes; tests/ops runs all there, too

@@ -112,6 +112,7 @@ try "$CMAKE" -S "$pages/examples" -B "$dir/examples" -G Ninja -DCMAKE_PREFIX_PAT
 try "$CMAKE" --build "$dir/examples"
 "$dir/examples/example_store_read"
 "$dir/examples/example_data_tokens"
+"$dir/examples/example_matmul"
 
 if [ -x "$prefix/bin/gpunvme" ]; then
     echo "the command, its page and the scripts"

@@ -102,8 +102,8 @@ enum gpunvme_ops_op {
 
 /*
  * Types of elements. bf16 is the upper half of an f32. The two of 8 bits (OCP 8-bit Floating Point
- * Specification) are operands of gpunvme_matmul(), and E4M3 of gpunvme_attention(), and of nothing
- * else.
+ * Specification) are operands of gpunvme_matmul(). gpunvme_attention() takes E4M3, too, and a cache
+ * of keys and values may have it.
  */
 enum gpunvme_ops_dtype {
     GPUNVME_OPS_F32 = 0,
@@ -116,7 +116,7 @@ enum gpunvme_ops_dtype {
     GPUNVME_OPS_NALLDTYPES
 };
 
-/* How f32 operands are multiplied. 16-bit operands allow only F32, which is exact for them. */
+/* How f32 operands are multiplied. It is ignored for other types, whose products are exact. */
 enum gpunvme_ops_compute {
     GPUNVME_OPS_COMPUTE_F32 = 0,
     GPUNVME_OPS_COMPUTE_TF32 = 1, /* 10 bits of mantissa, for tensor cores; the CPU uses f32 */
@@ -147,10 +147,10 @@ size_t gpunvme_ops_dtype_nbytes(int dtype); /* 0 for an invalid number */
 /* What a workspace must be aligned to, in bytes. */
 #define GPUNVME_OPS_WORKSPACE_ALIGN 256
 
-/* Use only variants whose results are the same bits in every run; naming another fails. */
+/* The same bits in every run on the same device; naming a variant that cannot do that fails. */
 #define GPUNVME_OPS_DETERMINISTIC 1u
 
-/* Where and how a call runs. */
+/* Where and how a call runs. NULL stands for one of zeros: the CPU, "auto", no workspace. */
 struct gpunvme_ops_exec {
     int32_t device;          /* enum gpunvme_ops_device */
     int32_t threads;         /* CPU: at most so many; 0: as many as OpenMP would take */
@@ -189,10 +189,10 @@ struct gpunvme_ops_variant {
     const char *needs;   /* what the machine must have: "AVX-512F"; "nothing" */
     const char *changes; /* against the rung before it */
     int32_t op, device;
-    uint32_t dtypes;   /* bit 1 << dtype for each type of operand */
-    uint32_t computes; /* bit 1 << compute, for f32 operands */
-    int32_t deterministic;
-    int32_t available; /* on this machine, in this build */
+    uint32_t dtypes;       /* bit 1 << dtype for each type of operand */
+    uint32_t computes;     /* bit 1 << compute, for f32 operands */
+    int32_t deterministic; /* with GPUNVME_OPS_DETERMINISTIC: the same bits in every run */
+    int32_t available;     /* on this machine, in this build */
 };
 
 /*

@@ -54,7 +54,7 @@ struct gpunvme_matmul {
     int32_t transpose_a, transpose_b, transpose_c; /* 0 or 1 */
     int32_t dtype;                                 /* of A, and of B unless dtype_b says else */
     int32_t out_dtype;                             /* of C: dtype, or F32; of fp8 any but fp8 */
-    int32_t compute;
+    int32_t compute;                               /* enum gpunvme_ops_compute */
 
     /* fp8 (E4M3, E5M2); of other types all are 0. */
     const float *scale_a, *scale_b; /* NULL: all are 1 */
@@ -71,10 +71,21 @@ struct gpunvme_matmul {
     int32_t reserved; /* 0 */
 };
 
+/*
+ * Computes it; with CUDA, enqueues it to exec->stream. It fails, as all operators do, with
+ *
+ *   INVALID, SHAPE, DTYPE, ALIAS, WORKSPACE   for an argument: a pointer that is missing, a leading
+ *                                             dimension that is too small, …
+ *   VARIANT, DEVICE                           if the variant or what it needs is not there
+ *   UNSUPPORTED, ALIGN, DTYPE                 if the variant that is named cannot do this call
+ *   CUDA                                      if CUDA refuses the launch, or had failed before
+ *
+ * and gpunvme_ops_detail() says what is wrong with what.
+ */
 gpunvme_ops_status_t gpunvme_matmul(const struct gpunvme_matmul *matmul,
                                     const struct gpunvme_ops_exec *exec);
 
-/* Bytes of workspace that gpunvme_matmul() needs. Pointers are ignored. */
+/* Bytes of workspace that gpunvme_matmul() needs, 0 if none. Pointers are ignored. */
 gpunvme_ops_status_t gpunvme_matmul_workspace(const struct gpunvme_matmul *matmul,
                                               const struct gpunvme_ops_exec *exec, size_t *nbytes);
 

@@ -165,6 +165,36 @@ def test_attention_has_lengths_and_a_window() -> None:
     assert (ops.attention(q, k, v, window=(None, None)) == ops.attention(q, k, v)).all()
 
 
+def offsets_of(*lengths: int) -> Any:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+@pytest.mark.parametrize("limits", [{}, {"q_len": 4, "k_len": 7}])
+def test_sequences_may_lie_behind_each_other(limits: dict[str, int]) -> None:
+    q, k, v = normal(1, 6, 2, 8), normal(2, 12, 2, 8), normal(3, 12, 2, 8)
+    rows, keys, lse = offsets_of(2, 0, 4), offsets_of(5, 0, 7), np.empty((6, 2), np.float32)
+    options: dict[str, Any] = {"causal": True, "q_offsets": rows, "k_offsets": keys, **limits}
+    out = ops.attention(q, k, v, lse=lse, **options)
+    grads = ops.attention_backward(normal(4, 6, 2, 8), q, k, v, out, lse, **options)
+    assert [x.shape for x in (out, *grads)] == [q.shape, q.shape, k.shape, v.shape]
+    for b in range(3):
+        i, j = slice(*rows[b:b + 2]), slice(*keys[b:b + 2])
+        one, sums = q[None, i], np.empty((1, i.stop - i.start, 2), np.float32)
+        want = ops.attention(one, k[None, j], v[None, j], causal=True, lse=sums)
+        apart = ops.attention_backward(normal(4, 6, 2, 8)[None, i], one, k[None, j], v[None, j],
+                                       want, sums, causal=True)
+        assert (out[i] == want[0]).all() and (lse[i] == sums[0]).all()
+        for found, alone, part in zip(grads, apart, (i, j, j)):
+            assert (found[part] == alone[0]).all()
+
+
+def test_queries_alone_may_lie_behind_each_other() -> None:
+    q, k = normal(1, 6, 2, 8), normal(2, 2, 5, 2, 8)
+    out = ops.attention(q, k, k, q_offsets=offsets_of(2, 4), k_lengths=np.array([3, 5], np.int32))
+    for b, (i, keys) in enumerate(((slice(0, 2), 3), (slice(2, 6), 5))):
+        assert (out[i] == ops.attention(q[None, i], k[b:b + 1, :keys], k[b:b + 1, :keys])[0]).all()
+
+
 def test_attention_backward_is_the_gradient() -> None:
     q, k, v = normal(1, 1, 4, 2, 4), normal(2, 1, 5, 1, 4), normal(3, 1, 5, 1, 3)
     sinks, grad = normal(4, 2), normal(5, 1, 4, 2, 3)
@@ -194,6 +224,14 @@ def test_attention_refuses_what_does_not_fit() -> None:
         lambda: ops.attention(q, k, k, window=(-1, 0)),
         lambda: ops.attention(q, normal(2, 2, 5, 3, 8), normal(3, 2, 5, 3, 8)),
         lambda: ops.attention(q, k, k, lse=np.empty((2, 3, 4))),
+        lambda: ops.attention(q, k, k, q_offsets=offsets_of(1, 2)),
+        lambda: ops.attention(q[0], k, k, q_offsets=offsets_of(3)),
+        lambda: ops.attention(q[0], k, k, q_offsets=offsets_of(1, 2).astype(np.int64)),
+        lambda: ops.attention(q[0], k, k, q_offsets=offsets_of(1, 3)),
+        lambda: ops.attention(q, k[0], k[0], k_offsets=offsets_of(5)),
+        lambda: ops.attention(q, k, k, q_len=3),
+        lambda: ops.attention(q[0], k, k, q_offsets=offsets_of(1, 2),
+                              out=np.empty(q.shape, np.float32)),
     ):
         with pytest.raises(gpunvme.OpsError):
             wrong()

@@ -12,7 +12,7 @@ import pytest
 import gpunvme
 from gpunvme import ops
 
-from test_ops import attention_in_f64, close, normal, wide
+from test_ops import attention_in_f64, close, normal, offsets_of, wide
 
 ROWS = 4  # of a page
 TABLE = np.array([[5, 1, 7], [0, 6, 99]], np.int32)  # 99: behind the second's length
@@ -137,6 +137,24 @@ def test_keys_that_were_not_rotated_are_rotated_as_they_are_loaded() -> None:
     assert (cache[0] == k).all() and (cache[1] == v).all()
     got = ops.attention_paged(q, *cache, table, lengths, rope=rope, rope_keys=True)
     assert (got == ops.attention(q, k, v, rope=rope)).all()
+
+
+def test_tokens_and_queries_of_sequences_may_lie_behind_each_other() -> None:
+    """One of 3 new tokens beside one of 1, as a step has them that prefills and decodes."""
+    q, k, offsets = normal(1, 4, 4, 8), normal(2, 4, 2, 8), offsets_of(3, 1)
+    cache, apart = (np.zeros((8, ROWS, 2, 8), np.float32) for _ in range(2))
+    ops.kv_append(k, k, cache, cache.copy(), TABLE, LENGTHS, new_offsets=offsets, new_len=3)
+    padded = np.zeros((2, 3, 2, 8), np.float32)
+    padded[0], padded[1, 0] = k[:3], k[3]
+    ops.kv_append(padded, None, apart, None, TABLE, LENGTHS,
+                  new_lengths=np.array([3, 1], np.int32))
+    assert (cache == apart).all() and cache.any()
+    out = ops.attention_paged(q, cache, cache, TABLE, LENGTHS, causal=True, q_offsets=offsets,
+                              q_len=3)
+    for b, rows in enumerate((slice(0, 3), slice(3, 4))):
+        keys = rows_of(cache, b)
+        want, _ = attention_in_f64(q[None, rows], keys, keys, True)
+        assert close(out[rows], want[0], 32)
 
 
 def test_only_the_new_tokens_of_a_sequence_are_appended() -> None:

@@ -11,11 +11,17 @@ from ..errors import ops_error
 from ._call import DTYPES, FP8, FP8_DTYPES, Call, array_of, check, result_of, same_dtype, vector_of
 
 
-def _tensor(name: str, obj: Any, fp8: bool = False) -> Array:
-    """sequences x rows x heads x channels; channels are contiguous."""
+def _packed(array: Array) -> Array:
+    """Rows of all sequences behind each other, as one sequence."""
+    return array._replace(shape=(1, *array.shape), strides=(0, *array.strides))
+
+
+def _tensor(name: str, obj: Any, fp8: bool = False, packed: bool = False) -> Array:
+    """sequences (not if ``packed``) x rows x heads x channels; channels are contiguous."""
     array = array_of(name, obj, fp8)
-    check(len(array.shape) == 4, f"{name} has {len(array.shape)} dimensions: sequence, row, head "
-           "and channel are wanted")
+    check(len(array.shape) == 4 - packed, f"{name} has {len(array.shape)} dimensions: "
+          f"{'' if packed else 'sequence, '}row, head and channel are wanted")
+    array = _packed(array) if packed else array
     check(array.shape[3] < 2 or array.strides[3] == 1, f"{name}: its channels are not contiguous")
     return array
 
@@ -24,11 +30,37 @@ def _strides(array: Array) -> _lib.AttentionStrides:
     return _lib.AttentionStrides(*array.strides[:3])
 
 
-def _lengths(name: str, obj: Any, batch: int) -> Array | None:
+def _lengths(name: str, obj: Any, count: int) -> Array | None:
     array = None if obj is None else describe(obj)
     check(obj is None or (array is not None and array.typestr == "<i4" and array.contiguous
-                           and array.shape == (batch,)), f"{name} is not {batch} int32")
+                           and array.shape == (count,)), f"{name} is not {count} int32")
     return array
+
+
+class _Rows(NamedTuple):
+    """Which rows sequences have, as the caller says it."""
+
+    q_lengths: Any = None
+    k_lengths: Any = None
+    q_offsets: Any = None
+    k_offsets: Any = None
+    q_len: int | None = None
+    k_len: int | None = None
+
+    def sequences(self, q: Array) -> int:
+        if self.q_offsets is None:
+            return q.shape[0]
+        offsets = describe(self.q_offsets)
+        check(offsets is not None and len(offsets.shape) == 1 and offsets.shape[0] > 0,
+              "q_offsets are not int32, one more than sequences")
+        return offsets.shape[0] - 1 if offsets is not None else 0
+
+    def longest(self, q: Array, k: Array) -> tuple[int, int]:
+        check((self.q_len is None or self.q_offsets is not None)
+              and (self.k_len is None or self.k_offsets is not None),
+              "q_len and k_len go with q_offsets and k_offsets")
+        return (q.shape[1] if self.q_len is None else self.q_len,
+                k.shape[1] if self.k_len is None else self.k_len)
 
 
 def _sinks(name: str, obj: Any, heads: int) -> Array | None:
@@ -110,27 +142,37 @@ class _Attention(NamedTuple):
     v: Array
     arrays: list[Array]
 
+    def shape(self, *channels: int) -> tuple[int, ...]:
+        """Of what has the rows and heads of Q."""
+        return (*self.q.shape[1 if self.problem.q_offsets else 0:3], *channels)
+
 
 def _attention(q: Any, k: Any, v: Any, causal: bool, window: tuple[int | None, int | None] | None,
-               scale: float | None, softcap: float, sinks: Any, q_lengths: Any, k_lengths: Any,
+               scale: float | None, softcap: float, sinks: Any, rows: _Rows,
                rope: Rope | None, queries_only: bool = False, in_pages: bool = False,
                fp8: bool = False) -> _Attention:
-    queries = _tensor("q", q, fp8)
-    keys, values = _tensor("k", k, fp8 or in_pages), _tensor("v", v, fp8 or in_pages)
+    packed = rows.k_offsets is not None
+    queries = _tensor("q", q, fp8, rows.q_offsets is not None)
+    keys = _tensor("k", k, fp8 or in_pages, packed)
+    values = _tensor("v", v, fp8 or in_pages, packed)
     same_dtype(q=None if in_pages and keys.typestr == _E4M3 else queries, k=keys, v=values)
-    batch, q_len, heads, dim = queries.shape
-    pages, k_len, kv_heads, dim_v = values.shape
-    check(keys.shape == (pages, k_len, kv_heads, dim) and (in_pages or pages == batch),
+    batch, (_, q_rows, heads, dim) = rows.sequences(queries), queries.shape
+    pages, k_rows, kv_heads, dim_v = values.shape
+    check(keys.shape == (pages, k_rows, kv_heads, dim) and (in_pages or packed or pages == batch),
           f"q is {queries.shape}, k {keys.shape} and v {values.shape}")
-    extra = [_sinks("sinks", sinks, heads), _lengths("q_lengths", q_lengths, batch),
-             _lengths("k_lengths", k_lengths, batch)]
+    extra = [_sinks("sinks", sinks, heads), _lengths("q_lengths", rows.q_lengths, batch),
+             _lengths("k_lengths", rows.k_lengths, batch),
+             _lengths("q_offsets", rows.q_offsets, batch + 1),
+             _lengths("k_offsets", rows.k_offsets, batch + 1)]
     left, right = (_FAR if side is None else side for side in window or (None, None))
     number = {**DTYPES, **FP8_DTYPES}[queries.typestr]
+    q_len, k_len = rows.longest(queries, keys)
     problem = _lib.Attention(
         batch=batch, heads=heads, kv_heads=kv_heads, dim=dim, dim_v=dim_v, q_len=q_len,
-        k_len=k_len, q=queries.ptr, k=keys.ptr, v=values.ptr, q_strides=_strides(queries),
-        k_strides=_strides(keys), v_strides=_strides(values), sinks=_ptr(extra[0]),
-        q_lengths=_ptr(extra[1]), k_lengths=_ptr(extra[2]), window=window is not None,
+        k_len=k_len, q_rows=q_rows, k_rows=k_rows, q=queries.ptr, k=keys.ptr, v=values.ptr,
+        q_strides=_strides(queries), k_strides=_strides(keys), v_strides=_strides(values),
+        sinks=_ptr(extra[0]), q_lengths=_ptr(extra[1]), k_lengths=_ptr(extra[2]),
+        q_offsets=_ptr(extra[3]), k_offsets=_ptr(extra[4]), window=window is not None,
         window_left=left, window_right=right, scale=scale or 0.0, softcap=softcap, causal=causal,
         dtype=number, out_dtype=number,
     )
@@ -145,11 +187,10 @@ _FAR = 2**63 - 1  # no limit to a side of a window
 _E4M3 = FP8["float8_e4m3fn"]
 
 
-def _lse(name: str, obj: Any, q: Array) -> Array:
+def _lse(name: str, obj: Any, x: _Attention) -> Array:
     array = array_of(name, obj)
-    check(array.shape == q.shape[:3] and array.typestr == "<f4",
-           f"{name} is not {q.shape[:3]} float32")
-    return array
+    check(array.shape == x.shape() and array.typestr == "<f4", f"{name} is not {x.shape()} float32")
+    return _packed(array) if x.problem.q_offsets else array
 
 
 def _with_result(x: _Attention, q: Any, out: Any, lse: Any, variant: str | None, threads: int,
@@ -157,10 +198,10 @@ def _with_result(x: _Attention, q: Any, out: Any, lse: Any, variant: str | None,
     """The call, whose descriptor gets its result, and that."""
     shape = (*x.q.shape[:3], x.v.shape[3])
     typestr = "<f4" if x.q.typestr in FP8_DTYPES else x.q.typestr
-    result = result_of(out, q, shape, typestr, stream)
-    made = _tensor("out", result)
+    result = result_of(out, q, x.shape(shape[3]), typestr, stream)
+    made = _tensor("out", result, packed=bool(x.problem.q_offsets))
     check(made.shape == shape, f"out is {made.shape}: {shape} is made")
-    sums = None if lse is None else _lse("lse", lse, x.q)
+    sums = None if lse is None else _lse("lse", lse, x)
     x.problem.out, x.problem.out_strides = made.ptr, _strides(made)
     x.problem.out_dtype = DTYPES[made.typestr]
     if sums is not None:
@@ -173,7 +214,8 @@ def _with_result(x: _Attention, q: Any, out: Any, lse: Any, variant: str | None,
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None,
               softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
-              rope: Rope | None = None, q_descale: Any = None, k_descale: Any = None,
+              q_offsets: Any = None, k_offsets: Any = None, q_len: int | None = None,
+              k_len: int | None = None, rope: Rope | None = None, q_descale: Any = None, k_descale: Any = None,
               v_descale: Any = None, out: Any = None, lse: Any = None,
               variant: str | None = None, threads: int = 0, stream: Any = None,
               deterministic: bool = False) -> Any:
@@ -185,7 +227,11 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
     query, ``window`` those that are more than (left, right) away (None: no limit). ``scale`` is
     1 / sqrt(channels) if None. ``sinks`` are float32, a logit a head that has no value.
     ``q_lengths`` and ``k_lengths`` are int32, the rows that are used of each sequence; of ``out``
-    the others are left as they are. ``rope`` rotates Q and K as they are loaded. ``lse`` is a
+    the others are left as they are. Sequences may also lie behind each other: with ``q_offsets``
+    ``q``, ``out`` and ``lse`` have no first dimension, and the rows of sequence b begin at
+    ``q_offsets[b]`` and end before ``q_offsets[b + 1]``: int32, one more than sequences. No sequence
+    is longer than ``q_len`` (None: as all together, which takes longer). Likewise ``k`` and ``v``
+    with ``k_offsets`` and ``k_len``. ``rope`` rotates Q and K as they are loaded. ``lse`` is a
     float32 array of (sequences, rows, heads) that gets the logarithms of the sums, as
     attention_backward() wants them.
 
@@ -194,8 +240,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False,
     ``k_descale`` and ``v_descale`` are what elements are multiplied by: positive float32 of
     (sequences, heads of k) or (heads of k,), where the operands are. There is no gradient.
     """
-    x = _attention(q, k, v, causal, window, scale, softcap, sinks, q_lengths, k_lengths, rope,
-                   fp8=True)
+    x = _attention(q, k, v, causal, window, scale, softcap, sinks,
+                   _Rows(q_lengths, k_lengths, q_offsets, k_offsets, q_len, k_len), rope, fp8=True)
     x.arrays.extend(_descales(x.problem, q_descale=q_descale, k_descale=k_descale,
                               v_descale=v_descale))
     call, result = _with_result(x, q, out, lse, variant, threads, stream, deterministic)
@@ -207,7 +253,8 @@ def attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
     softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, k_lengths: Any = None,
-    rope: Rope | None = None, grad_q: Any = None, grad_k: Any = None, grad_v: Any = None,
+    q_offsets: Any = None, k_offsets: Any = None, q_len: int | None = None,
+    k_len: int | None = None, rope: Rope | None = None, grad_q: Any = None, grad_k: Any = None, grad_v: Any = None,
     grad_sinks: Any = None, variant: str | None = None, threads: int = 0, stream: Any = None,
     deterministic: bool = False,
 ) -> tuple[Any, Any, Any]:
@@ -216,22 +263,27 @@ def attention_backward(
     ``out`` and ``lse`` are what attention() made; all else is what it was given. ``grad_sinks`` is
     a float32 array that gets the gradient of the sinks.
     """
-    x = _attention(q, k, v, causal, window, scale, softcap, sinks, q_lengths, k_lengths, rope)
-    shape = (*x.q.shape[:3], x.v.shape[3])
-    grad, forward, sums = _tensor("grad_out", grad_out), _tensor("out", out), _lse("lse", lse, x.q)
+    x = _attention(q, k, v, causal, window, scale, softcap, sinks,
+                   _Rows(q_lengths, k_lengths, q_offsets, k_offsets, q_len, k_len), rope)
+    of_q, of_k = bool(x.problem.q_offsets), bool(x.problem.k_offsets)
+    shape, sums = (*x.q.shape[:3], x.v.shape[3]), _lse("lse", lse, x)
+    grad, forward = _tensor("grad_out", grad_out, packed=of_q), _tensor("out", out, packed=of_q)
     for name, found in (("grad_out", grad), ("out", forward)):
         check(found.shape == shape, f"{name} is {found.shape}, not {shape}")
     same_dtype(grad_out=grad, out=forward)
     x.problem.out, x.problem.out_strides = forward.ptr, _strides(forward)
     x.problem.out_dtype = DTYPES[forward.typestr]
     x.problem.lse, x.problem.lse_strides = sums.ptr, _strides(sums)
-    results = tuple(result_of(given, like, array.shape, array.typestr, stream)
-                    for given, like, array in
-                    ((grad_q, q, x.q), (grad_k, k, x.k), (grad_v, v, x.v)))
-    made = [_tensor(name, result) for name, result in zip(("grad_q", "grad_k", "grad_v"), results)]
-    for name, found, like in zip(("grad_q", "grad_k", "grad_v"), made, (x.q, x.k, x.v)):
+    given = (("grad_q", grad_q, q, x.q, of_q), ("grad_k", grad_k, k, x.k, of_k),
+             ("grad_v", grad_v, v, x.v, of_k))
+    results = tuple(result_of(to, of, array.shape[packed:], array.typestr, stream)
+                    for _, to, of, array, packed in given)
+    made = []
+    for (name, _, _, like, packed), result in zip(given, results):
+        found = _tensor(name, result, packed=packed)
         check(found.shape == like.shape and found.typestr == like.typestr,
                f"{name} is not like what it is the gradient of")
+        made.append(found)
     of_sinks = _sinks("grad_sinks", grad_sinks, x.q.shape[2])
     problem = _lib.AttentionGrad(
         forward=x.problem, grad_out=grad.ptr, grad_q=made[0].ptr, grad_k=made[1].ptr,
@@ -252,10 +304,10 @@ def attention_paged(
     q: Any, k_pages: Any, v_pages: Any, block_table: Any, k_lengths: Any, *,
     k_len: int | None = None, causal: bool = False,
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-    softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, rope: Rope | None = None,
-    rope_keys: bool = False, k_descale: Any = None, v_descale: Any = None, out: Any = None,
-    lse: Any = None, variant: str | None = None, threads: int = 0, stream: Any = None,
-    deterministic: bool = False,
+    softcap: float = 0.0, sinks: Any = None, q_lengths: Any = None, q_offsets: Any = None,
+    q_len: int | None = None, rope: Rope | None = None, rope_keys: bool = False,
+    k_descale: Any = None, v_descale: Any = None, out: Any = None, lse: Any = None,
+    variant: str | None = None, threads: int = 0, stream: Any = None, deterministic: bool = False,
 ) -> Any:
     """attention() over a cache whose keys and values are in pages, as kv_append() fills it.
 
@@ -273,10 +325,11 @@ def attention_paged(
     its elements are multiplied by: positive float32 of (sequences, heads of the cache) or (heads of
     the cache,), where the operands are.
     """
-    x = _attention(q, k_pages, v_pages, causal, window, scale, softcap, sinks, q_lengths, k_lengths,
-                   rope, not rope_keys, in_pages=True)
+    x = _attention(q, k_pages, v_pages, causal, window, scale, softcap, sinks,
+                   _Rows(q_lengths, k_lengths, q_offsets, None, q_len), rope, not rope_keys,
+                   in_pages=True)
     pages, page_size = x.k.shape[:2]
-    table = _integers("block_table", block_table, x.q.shape[0])
+    table = _integers("block_table", block_table, x.problem.batch)
     longest = _longest(k_len, table, page_size)
     x.problem.k_len = longest
     x.arrays.append(table)
@@ -290,7 +343,8 @@ def attention_paged(
 
 def kv_append(
     k: Any, v: Any, k_pages: Any, v_pages: Any, block_table: Any, k_lengths: Any, *,
-    new_lengths: Any = None, k_len: int | None = None, rope: Rope | None = None,
+    new_lengths: Any = None, new_offsets: Any = None, new_len: int | None = None,
+    k_len: int | None = None, rope: Rope | None = None,
     k_descale: Any = None, v_descale: Any = None, variant: str | None = None,
     threads: int = 0, stream: Any = None, deterministic: bool = False,
 ) -> None:
@@ -298,19 +352,24 @@ def kv_append(
 
     ``k`` and ``v`` are (sequences, new tokens, heads, channels); without values (MLA) both ``v``
     and ``v_pages`` are None. New tokens are the last of their sequence: ``k_lengths`` counts them
-    already. ``new_lengths`` is int32, how many of each sequence's are used (None: all). ``rope``
+    already. ``new_lengths`` is int32, how many of each sequence's are used (None: all). With
+    ``new_offsets`` the sequences' tokens lie behind each other, as those of ``q`` in attention():
+    ``k`` and ``v`` have no first dimension, and no sequence has more than ``new_len``. ``rope``
     rotates the keys on their way. No other row of the cache is written; no two tokens may have the
     same row. All else is as in attention_paged(). What goes to a cache of float8_e4m3fn is divided
     by ``k_descale`` and ``v_descale`` and rounded to nearest even; what is too large becomes 448.
     """
-    keys, cache = _tensor("k", k), _tensor("k_pages", k_pages, fp8=True)
-    (batch, new_len, kv_heads, dim), (pages, page_size) = keys.shape, cache.shape[:2]
+    packed = new_offsets is not None
+    keys, cache = _tensor("k", k, packed=packed), _tensor("k_pages", k_pages, fp8=True)
+    rows = _Rows(new_lengths, None, new_offsets, None, new_len)
+    batch, (sequences, new_rows, kv_heads, dim) = rows.sequences(keys), keys.shape
+    pages, page_size = cache.shape[:2]
     check(cache.shape[2:] == (kv_heads, dim), f"k is {keys.shape} and k_pages {cache.shape}")
     check((v is None) == (v_pages is None), "v and v_pages go together")
-    values = None if v is None else _tensor("v", v)
+    values = None if v is None else _tensor("v", v, packed=packed)
     values_cache = None if v_pages is None else _tensor("v_pages", v_pages, fp8=True)
     dim_v = 0 if values is None else values.shape[3]
-    for name, found, shape in (("v", values, (batch, new_len, kv_heads, dim_v)),
+    for name, found, shape in (("v", values, (sequences, new_rows, kv_heads, dim_v)),
                                ("v_pages", values_cache, (pages, page_size, kv_heads, dim_v))):
         check(found is None or found.shape == shape, f"{name} is not {shape}")
     same_dtype(k=keys, v=values)
@@ -318,9 +377,10 @@ def kv_append(
     table = _integers("block_table", block_table, batch)
     lengths = _lengths("k_lengths", k_lengths, batch)
     new = _lengths("new_lengths", new_lengths, batch)
+    offsets = _lengths("new_offsets", new_offsets, batch + 1)
     problem = _lib.KvAppend(
-        batch=batch, kv_heads=kv_heads, dim=dim, dim_v=dim_v, new_len=new_len,
-        k_len=_longest(k_len, table, page_size), k=keys.ptr, v=_ptr(values), k_pages=cache.ptr,
+        batch=batch, kv_heads=kv_heads, dim=dim, dim_v=dim_v, new_rows=new_rows,
+        new_len=rows.longest(keys, cache)[0], new_offsets=_ptr(offsets), k_len=_longest(k_len, table, page_size), k=keys.ptr, v=_ptr(values), k_pages=cache.ptr,
         v_pages=_ptr(values_cache), k_strides=_strides(keys), k_pages_strides=_strides(cache),
         new_lengths=_ptr(new), k_lengths=_ptr(lengths), block_table=table.ptr,
         ld_table=_step(table), pages=pages, page_size=page_size,
@@ -328,7 +388,7 @@ def kv_append(
     )
     if values is not None and values_cache is not None:
         problem.v_strides, problem.v_pages_strides = _strides(values), _strides(values_cache)
-    operands = [a for a in (keys, values, table, lengths, new) if a is not None]
+    operands = [a for a in (keys, values, table, lengths, new, offsets) if a is not None]
     operands += _descales(problem, k_descale=k_descale, v_descale=v_descale)
     if rope is not None:
         problem.rope, tables = rope._described(False)

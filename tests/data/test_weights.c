@@ -594,6 +594,7 @@ static void load_all(struct gpunvme_weights *w, enum gpunvme_mem mem, size_t ali
     struct gpunvme_weights_part *parts = calloc(n, sizeof(*parts));
     struct gpunvme_buf arena;
     uint8_t *bytes;
+    uint64_t data = 0; /* where the data of a file begins: with its first tensor */
 
     assert_non_null(parts);
     for (size_t i = 0; i < n; i++)
@@ -611,17 +612,13 @@ static void load_all(struct gpunvme_weights *w, enum gpunvme_mem mem, size_t ali
     assert_int_equal(gpunvme_mem_copy(bytes, GPUNVME_MEM_HOST,
                                       mem == GPUNVME_MEM_GPU ? arena.gpu : arena.cpu, mem, nbytes),
                      GPUNVME_OK);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = n; i-- > 0;) {
         const struct gpunvme_tensor *t = parts[i].tensor;
         size_t at = (size_t)((uint8_t *)parts[i].ptr -
                              (uint8_t *)(mem == GPUNVME_MEM_GPU ? arena.gpu : arena.cpu));
-        uint64_t data = gpunvme_weights_at(w, 0)->offset;
 
-        for (size_t f = 0; f < n; f++)
-            if (gpunvme_weights_at(w, f)->file == t->file) {
-                data = gpunvme_weights_at(w, f)->offset;
-                break;
-            }
+        if (i == n - 1 || t->file != parts[i + 1].tensor->file)
+            data = t->offset;
         assert_int_equal(at % align, 0);
         for (uint64_t k = 0; k < t->nbytes; k++)
             if (bytes[at + k] != byte_at(t->offset - data + k, (unsigned)t->file))

@@ -341,9 +341,9 @@ static void writes_change_what_they_should_and_nothing_else(void **state)
         assert_int_equal(ftruncate(fd, (off_t)MIB), 0);
         open_as(options[k], GPUNVME_OPEN_WRITE);
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-            make_bytes(bytes, ROOM, (unsigned)(i + 10 * k));
+            make_bytes(bytes, cases[i].nbytes, (unsigned)(i + 10 * k));
             writes(GPUNVME_MEM_HOST, cases[i].offset, cases[i].nbytes, cases[i].place);
-            make_bytes(bytes, ROOM, (unsigned)(i + 10 * k + 100));
+            make_bytes(bytes, cases[i].nbytes, (unsigned)(i + 10 * k + 100));
             writes(GPUNVME_MEM_GPU, cases[i].offset, cases[i].nbytes, cases[i].place);
         }
         assert_int_equal(gpunvme_store_flush(store), GPUNVME_OK);

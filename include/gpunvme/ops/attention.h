@@ -67,7 +67,7 @@ struct gpunvme_attention_strides {
  * K and V with k_offsets, k_lengths, k_rows and k_len.
  *
  * Any length may be 0; dim, dim_v and heads are at least 1. Q, K and V have the type `dtype`; out
- * has `out_dtype`, which is dtype or F32.
+ * has `out_dtype`, which is dtype or F32. Tensor cores of a GPU multiply P as dtype, too.
  *
  * Q, K and V may be E4M3, forward and without pages; out is then F32, F16 or BF16. (In pages K and
  * V alone may be.) An element is its number times a factor, which the sequence and the head of K

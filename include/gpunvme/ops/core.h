@@ -21,8 +21,8 @@
  *  - Thread safe: any function may be called by several threads at once, if no result or workspace
  *    is shared between them.
  *  - Arithmetic: elements of 16 and 8 bits are multiplied and summed in f32 and rounded once, to
- *    nearest even, when the result is stored. NaN and infinity propagate as in IEEE 754. (matmul.h
- *    tells where tensor cores keep fewer bits of sums of 8-bit elements.)
+ *    nearest even, when the result is stored. NaN and infinity propagate as in IEEE 754. (Headers
+ *    tell what else is rounded, and where tensor cores keep fewer bits of sums.)
  *
  * Descriptors are plain structures: set them to 0, then fill in what is wanted. 0 is the default of
  * every field that has one.

@@ -50,6 +50,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             load_lines<MN_A>(a, x.a, row, HOPPER_TILE_M, step * STEP_K, of_a, full);
             load_lines<MN_B>(b, x.b, col, TILE_N, step * STEP_K, of_b, full);
         }
+        __syncwarp(); /* wgmma takes warps whose threads come together */
         mbarrier_wait(full, step % 2);
         multiply_stage<DTYPE, MN_A, MN_B>(sums, a + group * HOPPER_BLOCK, b, step == 0);
         wgmma_wait_for(sums);

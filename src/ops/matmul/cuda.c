@@ -168,8 +168,8 @@ static const struct ops_variant variants[] = {
             "matrices of 16 x 8 multiplied by a warp in one instruction (mma), four stages deep"),
     VARIANT(
         CUDA_WGMMA, "wgmma", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16, OPS_ALL_COMPUTES,
-        "64 x 128 multiplied by four warps from shared memory in one instruction (wgmma), loads "
-        "by the copy engine (TMA), one after the other"),
+        "64 x 128 multiplied by four warps from shared memory in one instruction (wgmma); the copy "
+        "engine (TMA) loads a step's tiles, and only then the next step's"),
     VARIANT(CUDA_SPECIALIZED, "specialized", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BITS16,
             OPS_ALL_COMPUTES,
             "a warp group that only loads, four stages ahead of two that multiply 64 x 256 each"),
@@ -178,8 +178,8 @@ static const struct ops_variant variants[] = {
             "two blocks below each other read the columns of B once for both (multicast)"),
     VARIANT(
         CUDA_HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, ALL, BY_TF32,
-        "blocks that stay, while results of one tile leave by the copy engine tiles of the next "
-        "come in; tf32 and fp8, too"),
+        "blocks stay: results of one tile leave by the copy engine while the next one's operands "
+        "come in; also tf32 and fp8"),
     VARIANT(CUDA_SKINNY, "skinny", CUDA_SM90, 90, 0, ALL, OPS_ALL_COMPUTES,
             "up to 16 rows or columns at the speed of memory: the large operand is read once, 16 "
             "bytes a lane, and k is shared by warps and the blocks of a cluster"),

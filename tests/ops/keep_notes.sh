@@ -10,7 +10,7 @@ set -uo pipefail
 object=$1
 shift
 [[ " $* " = *" -Xptxas=-v "* ]] || exec "$@"
-note='^ptxas info|^    [0-9]+ bytes stack frame'
+note='^ptxas info|^    [0-9]+ bytes stack frame|incompatible redefinition for option .Ofast-compile'
 rm -f "$object.notes"
 "$@" 2>"$object.said"
 status=$?

@@ -123,6 +123,7 @@ struct ops_case {
     unsigned nsets, set; /* all have the same data; `set` is the one that is used */
     void *workspace;
     size_t workspace_nbytes;
+    const char *fits; /* the variant that was last asked how much it needs */
 };
 
 int ops_case_out_dtype(const struct ops_case *c); /* of a product's result */

@@ -54,8 +54,9 @@ static const struct argp_option options[] = {
      "others are large enough for a GPU)",
      1},
     {"shapes", KEY_SHAPES, "FILE", 0,
-     "A line for each case: operator, type, MxNxK; text after # is ignored. Compares auto with "
-     "OpenBLAS or cuBLASLt, and shows the geometric mean of the ratios and the worst ten",
+     "A line for each case: operator, type, MxNxK; text after # is ignored. Compares auto (with "
+     "--without the other variants) with OpenBLAS or cuBLASLt, and shows the geometric mean of the "
+     "ratios and the worst ten",
      1},
     {"device", KEY_DEVICE, "cpu|cuda", 0, "Where to run (cpu)", 1},
     {"dtype", KEY_DTYPE, "TYPE", 0,
@@ -114,7 +115,8 @@ static const char doc[] =
     "threads as the variant has; OPENBLAS_CORETYPE chooses its code. cuBLASLt computes as much of "
     "a linear layer as it can in one call; GPUNVME_CUBLASLT names another library. On the GPU, "
     "time is the GPU's own, of as many runs in a row as fill --burst, on matrices that are not in "
-    "its cache. MHz is the multiprocessors' clock, which NVML tells while they run.\n\n"
+    "its cache. MHz is the multiprocessors' clock, which NVML tells while they run; host is the "
+    "time in which the host enqueues a run.\n\n"
     "Peaks are measured in the same rounds: multiply-adds in registers (on the GPU's tensor cores "
     "products of the type, from registers or shared memory), and a copy of memory. GB/s count each "
     "matrix once. Before it is timed, each result is compared with sums in f64 in some rows and "
@@ -580,6 +582,7 @@ static gpunvme_ops_status_t fill_batch(struct ops_table *t, struct ops_row *row)
 static void add_run(struct ops_row *row, double seconds)
 {
     row->clocks[row->nruns] = ops_gpu_clock();
+    row->hosts[row->nruns] = row->lead / row->batch;
     row->seconds[row->nruns++] = seconds;
     row->spent += seconds * row->batch;
 }
@@ -641,6 +644,8 @@ static void evaluate(struct ops_row *row)
     row->median = quantile(s, row->nruns, 0.5);
     qsort(row->clocks, row->nruns, sizeof(*row->clocks), compare);
     row->clock = quantile(row->clocks, row->nruns, 0.5);
+    qsort(row->hosts, row->nruns, sizeof(*row->hosts), compare);
+    row->host = quantile(row->hosts, row->nruns, 0.5);
     row->spread = (quantile(s, row->nruns, 0.75) - quantile(s, row->nruns, 0.25)) / row->median;
 }
 
@@ -936,7 +941,7 @@ static int bench_list(const struct ops_bench_args *args, const struct peers *pee
         return line ? cli_usage("--shapes: %s, line %u: must be like 'matmul bf16 64x4096x4096'",
                                 args->list, line)
                     : cli_usage("--shapes: %s can't be read, or is empty", args->list);
-    if (!own.variant)
+    if (!own.variant && !own.without)
         own.variant = "auto";
     own.no_peaks = true;
     for (unsigned i = 0; i < count && !cli_stopped(); i++) {

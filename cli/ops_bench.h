@@ -47,6 +47,8 @@ struct ops_row {
     double seconds[OPS_MAX_ROUNDS];
     double clocks[OPS_MAX_ROUNDS]; /* GPU: MHz in each run; 0: not known */
     double clock;                  /* their median */
+    double hosts[OPS_MAX_ROUNDS];  /* GPU: seconds in which the host enqueues a run */
+    double host;                   /* their median */
     double median, spread;         /* seconds; (third - first quartile) / median */
 
     double work; /* of a peak: operations or bytes of a run */

@@ -134,6 +134,10 @@ static void print_figures(const struct ops_table *t, const struct ops_row *row)
         printf("%6.0f", row->clock);
     else if (on_gpu(t))
         printf("%6s", "-");
+    if (on_gpu(t)) {
+        base_format_time((uint64_t)(row->host * 1e9), time, sizeof(time));
+        printf("%10s", time);
+    }
     putchar('\n');
 }
 
@@ -275,7 +279,7 @@ void ops_table_print(const struct ops_table *t)
     if (!memory)
         printf("%10s%9s", "GB/s", "of peak");
     printf("%11s%12s%10s%5s%s\n", "x before", on_gpu(t) ? "x cuBLASLt" : "x OpenBLAS", "time",
-           "runs", on_gpu(t) ? "   MHz" : "");
+           "runs", on_gpu(t) ? "   MHz      host" : "");
     for (unsigned i = 0; i < t->nrows; i++)
         print_row(t, &t->rows[i]);
 }
@@ -323,6 +327,8 @@ static void json_figures(const struct ops_table *t, const struct ops_row *row,
     struct figures x = figures_of(t, row);
 
     json_times(row, json);
+    if (on_gpu(t))
+        cli_json_real(json, "host_seconds", row->host);
     cli_json_real(json, "gflops", x.gflops);
     cli_json_real(json, "peak_gflops", x.peak_gflops);
     cli_json_real(json, "of_peak", x.of_peak);
@@ -420,6 +426,7 @@ static void json_head(const struct ops_table *t, struct cli_json *json)
     cli_json_real(json, "bytes", ops_case_traffic(&t->data));
     cli_json_text(json, on_gpu(t) ? "gpu" : "cpu", t->machine.name);
     cli_json_text(json, "features", t->machine.features);
+    cli_json_text(json, "auto", ops_case_choice(&t->data));
 }
 
 void ops_table_json(const struct ops_table *t, struct cli_json *json)

@@ -38,16 +38,24 @@ expect_json
 expect_out '"sm_clock_by": "NVML"'
 check test "$(grep -c '"sm_clock_mhz": 150[0-2],' out)" -ge 5
 bench --shape 16
-expect_out '^  variant .* runs   MHz$'
-expect_out '^  naive .* 150[0-2]$'
+expect_out '^  variant .* runs   MHz +host$'
+expect_out '^  naive .* 150[0-2] .*$'
 FAKE_NO_NVML=1 bench --shape 16
 expect 0
 expect_out '^clock of the multiprocessors: 1980 MHz at most, by cudaDeviceGetAttribute'
-expect_out '^  naive .* -$'
+expect_out '^  naive .* -  .*$'
 FAKE_NO_NVML=1 bench --shape 16 --json
 expect_out '"sm_clock_by": "cudaDeviceGetAttribute"'
 check test "$(grep -c '"sm_clock_mhz":' out)" -eq 0
 bench --shape 16 --json
+
+promise "the host's time is that of one run"
+bench --shape 16 --json
+expect 0
+check test "$(grep -cE '"host_seconds": (1e-06|9.99[0-9]*e-07|1.00[0-9]*e-06)' out)" -ge 3
+bench --shape 16
+expect_out '^  variant .* MHz +host$'
+expect_out '^  naive .* 1 us$'
 
 promise "the time in which code is loaded is not that of a run"
 check test "$(grep -c '"batch": 1,' out)" -eq 0
@@ -83,6 +91,19 @@ bench --shape 8 --without blocked,packed
 expect 0
 check test "$(grep -cE '^  (naive|blocked|packed) ' out)" -eq 1
 expect_out '^  naive '
+
+promise "a list measures auto, or all variants but some and names auto's choice"
+printf 'matmul f32 8x8x8\nmatmul bf16 8x8x8\n' >list
+bench --shapes list --json
+expect 0
+expect_json
+check test "$(grep -c '"variant": "auto"' out)" -eq 2
+bench --shapes list --without naive --json
+expect 0
+expect_json
+check test "$(grep -c '"auto": ' out)" -eq 2
+check test "$(grep -cE '"variant": "(blocked|packed)"' out)" -eq 4
+check test "$(grep -cE '"variant": "(naive|auto)"' out)" -eq 0
 
 promise "a wrong result is told, and is what the exit code says"
 FAKE_WRONG=blocked bench --shape 8 --shape 16

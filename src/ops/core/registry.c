@@ -2,6 +2,7 @@
  *
  * The table of operators, what their variants need, and how one of them is chosen.
  */
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -215,11 +216,12 @@ gpunvme_ops_status_t ops_variant_for(const struct ops_call *call,
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "%s has no variant for GPUs", call->op->name);
     if (*variant)
         return suits(*variant, call, &capability);
-    for (unsigned i = 0; i < ladder->count; i++) {
+    /* To rank takes time: the best is most often among the last, and none is above INT_MAX. */
+    for (unsigned i = ladder->count; i-- && best < INT_MAX;) {
         const struct ops_variant *v = &ladder->variants[i];
         int rank = v->rank(v, call);
 
-        if (rank > best && !suits(v, call, &capability)) {
+        if (rank && rank >= best && !suits(v, call, &capability)) {
             *variant = v;
             best = rank;
         }

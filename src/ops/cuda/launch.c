@@ -2,11 +2,14 @@
  *
  * How kernels are launched, and what the CUDA runtime says of them.
  */
+#include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
 #include "ops/core/operator.h"
+#include "ops/cuda/driver.h"
 #include "ops/cuda/launch.h"
 
 /* What this build has code of sm_90 and later for: these GPUs, and (PTX) all from one on. */
@@ -71,6 +74,13 @@ int cuda_units(void)
     return current_device(&device) ? 1 : device->units;
 }
 
+int cuda_sm(void)
+{
+    const struct gpunvme_ops_capability *device;
+
+    return current_device(&device) ? 0 : device->sm;
+}
+
 int ops_cuda_has_clusters(int sm)
 {
     static const int of[] = {OPS_CLUSTERS_OF};
@@ -83,18 +93,96 @@ int ops_cuda_has_clusters(int sm)
 
 int cuda_has_clusters(void)
 {
-    const struct gpunvme_ops_capability *device;
+    return ops_cuda_has_clusters(cuda_sm());
+}
 
-    return !current_device(&device) && ops_cuda_has_clusters(device->sm);
+void *cuda_driver_function(const char *name)
+{
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    void *address = NULL;
+    int error;
+
+#if CUDART_VERSION >= 12050
+    error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &result);
+#else
+    error = cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &result);
+#endif
+    return !error && result == cudaDriverEntryPointSuccess ? address : NULL;
+}
+
+/*
+ * The number of the current context, which no later one of this process has, even if the device was
+ * reset. 0: there is none yet, or the driver cannot tell.
+ */
+static uint64_t context_number(void)
+{
+    typedef CUresult (*get_id_fn)(CUcontext, unsigned long long *);
+    static _Atomic(get_id_fn) known;
+    get_id_fn get_id = known;
+    unsigned long long number = 0;
+
+    if (!get_id) {
+        *(void **)&get_id = cuda_driver_function("cuCtxGetId");
+        known = get_id;
+    }
+    return get_id && !get_id(NULL, &number) ? number : 0;
+}
+
+/* Attributes of kernels that were set, of which one that is taken stays so. */
+static struct set {
+    uint64_t context;
+    const void *kernel;
+    int attribute, value;
+} sets[512];
+static pthread_mutex_t sets_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Where it is, or may be: then its value is 0. NULL: there is no place left. The lock is held. */
+static struct set *find_set(uint64_t context, const void *kernel, int attribute)
+{
+    const size_t count = sizeof(sets) / sizeof(sets[0]);
+    size_t first = (size_t)(((uintptr_t)kernel / 16 + context * 64 + (unsigned)attribute) % count);
+
+    for (size_t i = 0; i < count && context; i++) {
+        struct set *x = &sets[(first + i) % count];
+
+        if (!x->kernel)
+            *x = (struct set){context, kernel, attribute, 0};
+        if (x->kernel == kernel && x->context == context && x->attribute == attribute)
+            return x;
+    }
+    return NULL;
+}
+
+/* It is never lowered, for another thread may be about to launch. Without a place for it it is set
+ * in each call. */
+static gpunvme_ops_status_t raise_to(const void *kernel, enum cudaFuncAttribute attribute,
+                                     int value)
+{
+    int error = cudaSuccess;
+    struct set *known;
+
+    pthread_mutex_lock(&sets_lock);
+    known = find_set(context_number(), kernel, (int)attribute);
+    if (!known || known->value < value) {
+        error = cudaFuncSetAttribute(kernel, attribute, value);
+        if (known && !error)
+            known->value = value;
+    }
+    pthread_mutex_unlock(&sets_lock);
+    return cuda_status(error, "asking for shared memory");
 }
 
 gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes)
 {
-    if (nbytes <= 48 * 1024)
-        return GPUNVME_OPS_OK;
-    return cuda_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)nbytes),
-        "asking for shared memory");
+    return nbytes <= 48 * 1024
+               ? GPUNVME_OPS_OK
+               : raise_to(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)nbytes);
+}
+
+gpunvme_ops_status_t cuda_prefer_shared(const void *kernel)
+{
+    return raise_to(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                    cudaSharedmemCarveoutMaxShared);
 }
 
 /* Its steps can be undone, so different numbers stay different (Stafford's mixer). */

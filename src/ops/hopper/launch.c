@@ -6,12 +6,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ops/cuda/driver.h"
 #include "ops/cuda/launch.h"
 
-/*
- * The driver's function, which is asked for by its name: the library is not linked with the driver,
- * so that programs start without one.
- */
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
@@ -20,22 +17,10 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
 static encode_fn find_encode(void)
 {
     static _Atomic(encode_fn) known;
-    enum cudaDriverEntryPointQueryResult result;
     encode_fn found = known;
-    void *address = NULL;
 
-    if (found)
-        return found;
-#if CUDART_VERSION >= 12050
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000,
-                                         cudaEnableDefault, &result))
-        return NULL;
-#else
-    if (cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &address, cudaEnableDefault, &result))
-        return NULL;
-#endif
-    if (result == cudaDriverEntryPointSuccess) {
-        *(void **)&found = address;
+    if (!found) {
+        *(void **)&found = cuda_driver_function("cuTensorMapEncodeTiled");
         known = found;
     }
     return found;
@@ -98,11 +83,13 @@ static cudaLaunchConfig_t config_of(int rows, uint32_t clusters, void *stream,
                                 .numAttrs = 2};
 }
 
+enum { DEVICES = 128 }; /* of which it is remembered */
+
 /* (What the device has room for is asked for once.) */
 gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_grid *grid,
                                      uint32_t *clusters)
 {
-    static _Atomic int known[16][2];
+    static _Atomic int known[DEVICES][2];
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = config_of((int)grid->rows, 1, NULL, attributes);
     uint32_t pairs = hopper_grid_size(grid);
@@ -111,7 +98,7 @@ gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_gri
 
     if (status)
         return status;
-    if (!error && device < 16)
+    if (!error && device < DEVICES)
         room = known[device][grid->rows - 1];
     if (!error && !room)
         error = cudaOccupancyMaxActiveClusters(&room, kernel, &config);
@@ -120,7 +107,7 @@ gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_gri
     if (room < 1)
         return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this GPU has no room for clusters of %d blocks",
                         (int)grid->rows);
-    if (device < 16)
+    if (device < DEVICES)
         known[device][grid->rows - 1] = room;
     *clusters = pairs < (uint32_t)room ? pairs : (uint32_t)room;
     return GPUNVME_OPS_OK;

@@ -102,8 +102,8 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
 
     if (!product.k && rung->products == PRODUCTS_NAIVE)
         return INT_MAX;
-    if ((rung->needs_hopper && best != CUDA_HOPPER) || (rung->shaped && best <= CUDA_HOPPER))
-        return 0;
+    if (rung->needs_hopper || rung->shaped)
+        return (rung->shaped ? best > CUDA_HOPPER : best == CUDA_HOPPER) ? INT_MAX : 0;
     return 1 + (int)(rung - rungs);
 }
 

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ops/cuda/driver.h"
+
 /*
  * The panels of the tiles that all clusters make first, for those are needed at once. Tiles are
  * made in groups of fewer below each other than elsewhere, so that these are not many: some columns
@@ -31,8 +33,7 @@ _Static_assert((int)DZ_PANEL == (int)HOPPER_TILE_M && DZ_CHUNK * 2 % (int)HOPPER
 
 /*
  * Makes counters 0 before the next kernel counts, and after the kernel before has ended. It uses no
- * shared memory but asks for as much as products have, since a multiprocessor that shall have more
- * or less must be empty first.
+ * shared memory.
  */
 static gpunvme_ops_status_t clear(void *counters, size_t nbytes, void *stream)
 {
@@ -48,12 +49,10 @@ static gpunvme_ops_status_t clear(void *counters, size_t nbytes, void *stream)
         .attrs = &early,
         .numAttrs = 1};
     void *args[] = {&counters, &count};
-    int error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxShared);
+    gpunvme_ops_status_t status = cuda_prefer_shared(kernel);
 
-    if (!error)
-        error = cudaLaunchKernelExC(&config, kernel, args);
-    return cuda_status(error, "clearing counters");
+    return status ? status
+                  : cuda_status(cudaLaunchKernelExC(&config, kernel, args), "clearing counters");
 }
 
 gpunvme_ops_status_t dz_multiply(const struct cuda_product *p, const struct linear_dz *dz,

@@ -121,7 +121,7 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
     struct cuda_product product = product_of(call);
 
     if (engine == (product.k ? cuda_best_engine(&product, cuda_level()) : cuda_engines))
-        return 1 + CUDA_NENGINES;
+        return INT_MAX;
     return engine < &cuda_engines[CUDA_WGMMA] ? 1 + (int)(engine - cuda_engines) : 0;
 }
 

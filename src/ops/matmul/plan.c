@@ -19,6 +19,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ops/cuda/driver.h"
 #include "ops/hopper/tile.h"
 #include "ops/matmul/product.h"
 
@@ -37,17 +38,13 @@
 
 enum cuda_level cuda_level(void)
 {
-    int device, major = 0, minor = 0;
+    int sm = cuda_sm();
 
-    if (cudaGetDevice(&device) ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device))
-        return CUDA_PLAIN;
 #ifdef OPS_HAVE_SM90A
-    if (major == 9 && minor == 0)
+    if (sm == 90)
         return CUDA_ANY_HOPPER;
 #endif
-    return ops_cuda_has_clusters(10 * major + minor) ? CUDA_ANY : CUDA_PLAIN;
+    return ops_cuda_has_clusters(sm) ? CUDA_ANY : CUDA_PLAIN;
 }
 
 static double above(double x, double y)
@@ -174,13 +171,25 @@ struct key {
     int32_t dtype, compute, pitched_a, pitched_b, level, device;
 };
 
+/* FNV-1a, by words. */
+static uint64_t hash_of(const struct key *key)
+{
+    uint64_t words[sizeof(*key) / sizeof(uint64_t)], hash = UINT64_C(0xcbf29ce484222325);
+
+    memcpy(words, key, sizeof(words));
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        hash = (hash ^ words[i]) * UINT64_C(0x100000001b3);
+    return hash ^ hash >> 32;
+}
+
+_Static_assert(sizeof(struct key) % sizeof(uint64_t) == 0, "a key is hashed by words");
+
 struct cuda_plan cuda_plan_of(const struct cuda_product *p, enum cuda_level level)
 {
     static _Thread_local struct {
         struct key key;
         struct cuda_plan plan;
-    } known[8];
-    static _Thread_local unsigned next;
+    } all[64], *known;
     int device = 0;
     struct key key;
 
@@ -190,13 +199,12 @@ struct cuda_plan cuda_plan_of(const struct cuda_product *p, enum cuda_level leve
     key = (struct key){p->m,         p->n,         p->k,       p->batch, p->a.stride, p->b.stride,
                        p->a.rs,      p->a.cs,      p->b.rs,    p->b.cs,  p->dtype,    p->compute,
                        p->a.pitched, p->b.pitched, (int)level, device};
-    for (unsigned i = 0; i < 8; i++)
-        if (known[i].plan.engine && !memcmp(&known[i].key, &key, sizeof(key)))
-            return known[i].plan;
-    next = (next + 1) % 8;
-    known[next].key = key;
-    known[next].plan = make_plan(p, level);
-    return known[next].plan;
+    known = &all[hash_of(&key) % 64];
+    if (!known->plan.engine || memcmp(&known->key, &key, sizeof(key))) {
+        known->key = key;
+        known->plan = make_plan(p, level);
+    }
+    return known->plan;
 }
 
 const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cuda_level level)

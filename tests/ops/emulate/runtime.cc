@@ -6,6 +6,8 @@
  */
 #include "emulate.h"
 
+#include <map>
+#include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -18,6 +20,15 @@
 #undef gridDim /* which is a member here */
 
 #define UNITS 3
+
+enum { SHARED_NBYTES = 227 * 1024, SHARED_AT_FIRST = 48 * 1024 };
+
+extern "C" {
+int emulated_sm = 90;          /* what the device says that it is */
+uint64_t emulated_context = 1; /* its number */
+unsigned emulated_questions;   /* asked of the runtime; not which device is current */
+unsigned emulated_maps;        /* that were encoded */
+}
 
 static_assert(sizeof(emulated_map) <= sizeof(CUtensorMap), "maps are too small");
 
@@ -34,18 +45,31 @@ static struct {
     size_t nbytes;
 } allocations[64];
 
+/* What kernels may have, by context. */
+static std::mutex allowed_lock;
+static std::map<std::pair<uint64_t, const void *>, size_t> allowed;
+
+static void check_shared(const void *kernel, size_t nbytes)
+{
+    std::lock_guard<std::mutex> guard(allowed_lock);
+    auto at = allowed.find({emulated_context, kernel});
+
+    if (nbytes > (at == allowed.end() ? (size_t)SHARED_AT_FIRST : at->second))
+        emulate_fail("a launch with more shared memory than was asked for");
+}
+
 template <typename WORK>
 static void launch(const cudaLaunchConfig_t *config, const void *kernel, void **args,
                    unsigned cluster, bool early)
 {
     const WORK *work = (const WORK *)args[0];
 
-    emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
-                   [=] { ((void (*)(WORK))kernel)(*work); }, early);
+    emulate_launch(
+        config->gridDim.x, cluster, config->blockDim.x, [=] { ((void (*)(WORK))kernel)(*work); },
+        early);
 }
 
 extern "C" {
-int emulated_sm = 90; /* what the device says that it is */
 
 cudaError_t cudaMalloc(void **memory, size_t nbytes)
 {
@@ -151,6 +175,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int)
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int)
 {
+    emulated_questions++;
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
         *value = emulated_sm / 10;
@@ -165,7 +190,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
         *value = 2048;
         break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = 227 * 1024;
+        *value = SHARED_NBYTES;
         break;
     default:
         *value = 0;
@@ -175,34 +200,48 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *)
 {
+    emulated_questions++;
     memset(attributes, 0, sizeof(*attributes));
     attributes->numRegs = 1;
     return cudaSuccess;
 }
 
-cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int value)
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
 {
-    return value <= 227 * 1024 ? cudaSuccess : cudaErrorInvalidValue;
+    std::lock_guard<std::mutex> guard(allowed_lock);
+
+    emulated_questions++;
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value <= SHARED_NBYTES)
+        allowed[{emulated_context, kernel}] = (size_t)value;
+    return value <= SHARED_NBYTES ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+size_t emulated_allowed(const void *kernel)
+{
+    return allowed[{emulated_context, kernel}];
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void *, int, size_t)
 {
+    emulated_questions++;
     *count = 1;
     return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int *count, const void *, const cudaLaunchConfig_t *c)
 {
+    emulated_questions++;
     *count = UNITS / (int)c->attrs[0].val.clusterDim.x;
     return cudaSuccess;
 }
 
 /* All kernels that are launched so take a product. */
-cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t,
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t nbytes,
                              cudaStream_t)
 {
     const cuda_product *product = (const cuda_product *)args[0];
 
+    check_shared(kernel, nbytes);
     emulate_launch(grid.x < UNITS ? grid.x : UNITS, 1, block.x,
                    [=] { ((void (*)(cuda_product))kernel)(*product); });
     return cudaSuccess;
@@ -225,6 +264,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     unsigned cluster = 1;
     bool early = false;
 
+    check_shared(kernel, config->dynamicSmemBytes);
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const cudaLaunchAttribute *x = &config->attrs[i];
 
@@ -236,8 +276,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     if (kernel == dz_clear_kernel()) {
         uint32_t *words = *(uint32_t **)args[0], count = *(uint32_t *)args[1];
 
-        emulate_launch(config->gridDim.x, cluster, config->blockDim.x,
-                       [=] { ((void (*)(uint32_t *, uint32_t))kernel)(words, count); }, early);
+        emulate_launch(
+            config->gridDim.x, cluster, config->blockDim.x,
+            [=] { ((void (*)(uint32_t *, uint32_t))kernel)(words, count); }, early);
     } else if (kernel == dz_product_kernel(GPUNVME_OPS_F16) ||
                kernel == dz_product_kernel(GPUNVME_OPS_BF16)) {
         launch<dz_work>(config, kernel, args, cluster, early);
@@ -263,24 +304,37 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
     bool good = (uintptr_t)map % 64 == 0 && (rank == 3 || rank == 4) && (uintptr_t)data % 16 == 0 &&
                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * element <= 128;
 
+    emulated_maps++;
     for (unsigned i = 0; i < rank; i++)
-        good = good && size[i] > 0 && size[i] <= UINT64_C(1) << 32 && box[i] > 0 &&
-               box[i] <= 256 && steps[i] == 1 && (i < 2 || box[i] == 1);
+        good = good && size[i] > 0 && size[i] <= UINT64_C(1) << 32 && box[i] > 0 && box[i] <= 256 &&
+               steps[i] == 1 && (i < 2 || box[i] == 1);
     for (unsigned i = 0; i + 1 < rank; i++)
         good = good && stride[i] % 16 == 0 && stride[i] < UINT64_C(1) << 40;
     if (!good)
         return CUDA_ERROR_INVALID_VALUE;
-    *m = {EMULATED_MAP, rank, element, rounded, (unsigned char *)data,
+    *m = {EMULATED_MAP,
+          rank,
+          element,
+          rounded,
+          (unsigned char *)data,
           {size[0], size[1], size[2], rank > 3 ? size[3] : 1},
-          {stride[0], stride[1], rank > 3 ? stride[2] : 0}, {box[0], box[1]}};
+          {stride[0], stride[1], rank > 3 ? stride[2] : 0},
+          {box[0], box[1]}};
     return CUDA_SUCCESS;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **address, unsigned int,
+static CUresult get_context_id(CUcontext, unsigned long long *number)
+{
+    *number = emulated_context;
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **address, unsigned int,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult *result)
 {
-    *address = (void *)encode;
+    emulated_questions++;
+    *address = strcmp(name, "cuCtxGetId") ? (void *)encode : (void *)get_context_id;
     *result = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }

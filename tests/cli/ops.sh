@@ -45,17 +45,17 @@ else
     expect_out '^  attention +naive +f32 +[0-9]+ cases .* right$'
     expect_out '^[0-9]+ checked, 0 wrong$'
 fi
-gpunvme ops check --device cpu --variant blocked --seed 5 --json
-expect 0
-expect_json
-check test "$(grep -c '"right": true' out)" -eq 23
 
 promise "check takes operators by name"
-gpunvme ops check attention-paged linear --variant naive --device cpu
+gpunvme ops check kv-append linear --variant naive --device cpu
 expect 0
-expect_out '^  attention-paged +naive +f32 +[0-9]+ cases .* right$'
+expect_out '^  kv-append +naive +f32 +[0-9]+ cases .* right$'
 expect_out '^  linear-backward +naive '
 check test "$(grep -c '^  matmul' out)" -eq 0
+gpunvme ops check linear-forward --variant blocked --device cpu --seed 5 --json
+expect 0
+expect_json
+check test "$(grep -c '"right": true' out)" -eq 3 # f32, f16, bf16
 gpunvme ops check attentoin
 expect 2 "there is no operator 'attentoin'"
 gpunvme ops check matmul --variant online

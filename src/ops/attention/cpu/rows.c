@@ -193,7 +193,7 @@ void attention_load_q(const struct attention_cpu *x, const struct attention_sequ
 
     attention_load(p->q, attention_at(&p->q_strides, &s->q, i, head), p->dtype, p->dim, row);
     descale(x, s, p->q_descale, head / x->group, p->dim, row);
-    if (p->rope.dim)
+    if (p->rope.dim && s->k_len) /* tables may not have the angles of queries without keys */
         attention_rotate(&p->rope, x->rope_ratio, i + s->k_len - s->q_len, false, row);
 }
 
@@ -233,7 +233,7 @@ void attention_store_grad_q(const struct attention_cpu *x, const struct gpunvme_
 
     if (!p->grad_q)
         return;
-    if (f->rope.dim)
+    if (f->rope.dim && s->k_len)
         attention_rotate(&f->rope, x->rope_ratio, i + s->k_len - s->q_len, true, row);
     attention_store(p->grad_q, attention_at(&p->grad_q_strides, &s->q, i, head), f->dtype, f->dim,
                     row);

@@ -135,7 +135,7 @@ static __device__ __forceinline__ void bring_queries(uint32_t tile, const cuda_a
     tile_rows rows = queries_from(x, s, i, head);
 
     if (x.rope.dim)
-        bring_turned<D, ROWS, THREADS>(tile, rows, x.rope, x.dtype, position_of(s, i));
+        bring_turned<D, ROWS, THREADS>(tile, rows, x.rope, x.dtype, turned_position(s, i));
     else
         bring_tile<D, ROWS, THREADS>(tile, rows);
 }

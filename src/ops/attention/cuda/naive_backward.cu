@@ -72,7 +72,8 @@ static __device__ void grad_of_query(const cuda_backward &x, const cuda_sequence
         }
         if (c < x.f.dim)
             store_element(x.grad_q.data, query_at(x.grad_q, s, i, head) + c, x.f.dtype,
-                          x.f.scale * turned_back(x.f.rope, pair, position_of(s, i), sum, partner));
+                          x.f.scale *
+                              turned_back(x.f.rope, pair, turned_position(s, i), sum, partner));
     }
 }
 

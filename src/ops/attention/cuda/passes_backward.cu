@@ -182,7 +182,7 @@ static __device__ __forceinline__ float finished(const cuda_backward &x, const c
 
     if (pair.pair < 0)
         return sum;
-    return turned_back(x.f.rope, pair, position_of(s, i), sum,
+    return turned_back(x.f.rope, pair, turned_position(s, i), sum,
                        x.sums[sum_place(x.width, row, pair.partner)]);
 }
 

@@ -64,6 +64,15 @@ static __device__ __forceinline__ int position_of(const cuda_sequence &s, int i)
     return i + s.k_len - s.q_len;
 }
 
+/*
+ * The position at which query i is turned. A query of a sequence without keys sees nothing, and
+ * tables of angles may not have its own.
+ */
+static __device__ __forceinline__ int turned_position(const cuda_sequence &s, int i)
+{
+    return s.k_len ? position_of(s, i) : 0;
+}
+
 /* Of keys, or of queries: first … end - 1, none if end <= first. */
 struct cuda_range {
     int first, end;
@@ -205,7 +214,7 @@ static __device__ __forceinline__ float load_q(const cuda_attention &x, const cu
 {
     if (!x.rope.dim)
         return load_number<FP8>(x.q.data, at + c, x.dtype);
-    return load_turned<false, FP8>(x.q.data, at, c, x.dtype, x.rope, position_of(s, i));
+    return load_turned<false, FP8>(x.q.data, at, c, x.dtype, x.rope, turned_position(s, i));
 }
 
 template <bool FP8 = false>

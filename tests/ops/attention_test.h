@@ -779,8 +779,8 @@ static inline void compare_out(const char *variant, const struct problem *p)
 static inline bool forward_takes(const char *variant, const struct request *r)
 {
     if (!strcmp(variant, "hopper") &&
-        (!r->aligned || r->rope || r->scale < 0 ||
-         (r->dtype == GPUNVME_OPS_E4M3 && (r->dim > 128 || r->dim_v > 128))))
+        (!r->aligned || r->scale < 0 ||
+         (r->dtype == GPUNVME_OPS_E4M3 && (r->rope || r->dim > 128 || r->dim_v > 128))))
         return false;
     return variant_takes(GPUNVME_OPS_ATTENTION, variant, r->dtype, 0);
 }

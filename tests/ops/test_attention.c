@@ -344,6 +344,28 @@ static void rows_at_multiples_of_16_bytes_may_be_copied_by_tiles(void **state)
                              .layout = BHSD});
 }
 
+/* Q and K are turned before; V is copied as it is. */
+static void rows_that_are_turned_may_be_copied_by_tiles(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        aligned((struct request){.batch = 2,
+                                 .heads = 4,
+                                 .kv_heads = i & 1 ? 2 : 4,
+                                 .dim = 64,
+                                 .dim_v = i & 4 ? 128 : 64,
+                                 .q_len = i & 2 ? 150 : 70,
+                                 .k_len = 101,
+                                 .rope = i & 1 ? 64 : 32,
+                                 .rope_first = i & 1 ? 0 : 20,
+                                 .interleaved = i & 2,
+                                 .tables = i & 4,
+                                 .queries_only = i == 5,
+                                 .ragged = i & 2,
+                                 .lengths = i & 1,
+                                 .causal = !(i & 4)});
+}
+
 static void tiles_end_where_sequences_do(void **state)
 {
     (void)state;
@@ -422,6 +444,7 @@ int main(void)
         cmocka_unit_test(v_may_be_the_first_channels_of_k),
         cmocka_unit_test(operands_and_result_may_be_packed),
         cmocka_unit_test(rows_at_multiples_of_16_bytes_may_be_copied_by_tiles),
+        cmocka_unit_test(rows_that_are_turned_may_be_copied_by_tiles),
         cmocka_unit_test(tiles_end_where_sequences_do),
         cmocka_unit_test(results_are_the_same_bits_in_every_run),
     };

@@ -87,6 +87,17 @@ static gpunvme_ops_status_t online(const struct ops_variant *variant, const stru
     return online_run(&x, NULL, call->exec->stream);
 }
 
+/* Rungs that read K as it is. */
+static gpunvme_ops_status_t check_rotated(const char *variant, const struct cuda_attention *x)
+{
+    if (x->rope.dim && !x->rope.queries_only)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' does not rotate K: let gpunvme_kv_append() do it, and set "
+                        "rope.queries_only",
+                        variant);
+    return GPUNVME_OPS_OK;
+}
+
 static gpunvme_ops_status_t flash2_suits(const struct ops_variant *variant,
                                          const struct ops_call *call)
 {
@@ -96,12 +107,13 @@ static gpunvme_ops_status_t flash2_suits(const struct ops_variant *variant,
     if (status)
         return status;
     x = paged_of(call->descriptor);
-    if (x.rope.dim || x.kv_dtype != x.dtype || x.dim > FLASH2_DIM || x.dim_v > FLASH2_DIM)
+    if (x.kv_dtype != x.dtype || x.dim > FLASH2_DIM || x.dim_v > FLASH2_DIM)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                        "variant '%s' takes up to %d channels, a cache of the type of Q, and no "
-                        "rope",
+                        "variant '%s' takes up to %d channels, and a cache of the type of Q",
                         variant->name, FLASH2_DIM);
-    status = check_shared(variant->name, cuda_attention_flash2_shared(&x));
+    status = check_rotated(variant->name, &x);
+    if (!status)
+        status = check_shared(variant->name, cuda_attention_flash2_shared(&x));
     if (!status && !call->any_pointers && !(x.k.vectors && x.v.vectors))
         status = ops_fail(GPUNVME_OPS_ERR_ALIGN,
                           "variant '%s' needs all rows of K and V at multiples of 16 bytes",
@@ -109,12 +121,22 @@ static gpunvme_ops_status_t flash2_suits(const struct ops_variant *variant,
     return status;
 }
 
-static gpunvme_ops_status_t flash2(const struct ops_variant *variant, const struct ops_call *call)
+static size_t flash2_workspace(const struct ops_variant *variant, const struct ops_call *call)
 {
     struct cuda_attention x = paged_of(call->descriptor);
 
     (void)variant;
-    return cuda_attention_flash2(&x, call->exec->workspace, call->exec->stream);
+    return cuda_attention_turned_queries_nbytes(&x);
+}
+
+static gpunvme_ops_status_t flash2(const struct ops_variant *variant, const struct ops_call *call)
+{
+    struct cuda_attention x = paged_of(call->descriptor);
+    gpunvme_ops_status_t status =
+        cuda_attention_turn_queries(&x, call->exec->workspace, call->exec->stream);
+
+    (void)variant;
+    return status ? status : cuda_attention_flash2(&x, NULL, call->exec->stream);
 }
 
 static gpunvme_ops_status_t hopper_suits(const struct ops_variant *variant,
@@ -206,11 +228,8 @@ static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
                     far_apart(&x.v, call->descriptor, chunk_of(&x))))
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes caches of up to 64 GiB",
                           variant->name);
-    if (!status && x.rope.dim && !x.rope.queries_only)
-        status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                          "variant '%s' does not rotate K: let gpunvme_kv_append() do it, and set "
-                          "rope.queries_only",
-                          variant->name);
+    if (!status)
+        status = check_rotated(variant->name, &x);
     if (!status)
         status = check_shared(variant->name, decode_shared_nbytes(&x));
     if (!status && !call->any_pointers && !(x.k.vectors && x.v.vectors))
@@ -332,7 +351,7 @@ static const struct ops_variant variants[] = {
             "attention's rung of that name, whose rows of K and V are found by the block table"),
     VARIANT("online", OPS_ALL_DTYPES, online_suits, NULL, online,
             "a block for each query and head, one pass over the keys, and no scores in memory"),
-    VARIANT("flash2", BITS_16, flash2_suits, NULL, flash2,
+    VARIANT("flash2", BITS_16, flash2_suits, flash2_workspace, flash2,
             "attention's rung of that name: each row of a tile of K and V is looked up as its copy "
             "is asked for"),
     {.name = "hopper",

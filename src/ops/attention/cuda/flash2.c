@@ -19,7 +19,7 @@ static int section_of(const struct cuda_attention *x)
 
 size_t cuda_attention_flash2_nbytes(const struct cuda_attention *x)
 {
-    return cuda_attention_turned_nbytes(x);
+    return cuda_attention_turned_keys_nbytes(x);
 }
 
 size_t cuda_attention_flash2_shared(const struct cuda_attention *x)

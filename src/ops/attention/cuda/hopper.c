@@ -91,7 +91,8 @@ static size_t values_nbytes(const struct cuda_attention *x)
 
 size_t cuda_attention_hopper_nbytes(const struct cuda_attention *x)
 {
-    return count_nbytes(x) + values_nbytes(x);
+    return count_nbytes(x) + values_nbytes(x) + cuda_attention_turned_keys_nbytes(x) +
+           cuda_attention_turned_queries_nbytes(x);
 }
 
 /* Of K and V, whose rows follow each other in a sequence or a page. */
@@ -118,23 +119,33 @@ gpunvme_ops_status_t cuda_attention_hopper_suits(const struct ops_variant *varia
                                                  const struct cuda_attention *x, bool any_pointers)
 {
     int most = is_fp8(x) ? 128 : 256;
+    bool turns = x->rope.dim, turns_keys = turns && !x->rope.queries_only;
 
     if (x->kv_dtype != x->dtype || x->page_size % HOPPER_PIECE)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes a cache of the type of Q, in pages of a multiple of %d "
                         "rows",
                         variant->name, HOPPER_PIECE);
-    if (x->rope.dim || x->scale < 0 || x->dim > most || x->dim_v > most)
+    if (x->scale < 0 || x->dim > most || x->dim_v > most)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                        "variant '%s' takes up to %d channels of %s, a positive scale and no rope",
+                        "variant '%s' takes up to %d channels of %s, and a positive scale",
                         variant->name, most, gpunvme_ops_dtype_name(x->dtype));
+    if (turns && is_fp8(x))
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes no rope with %s",
+                        variant->name, gpunvme_ops_dtype_name(x->dtype));
+    if (turns_keys && x->page_size)
+        return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
+                        "variant '%s' does not rotate K in pages: let gpunvme_kv_append() do it, "
+                        "and set rope.queries_only",
+                        variant->name);
     if (!queue_of(x, shape_of(x)).items)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes less than 2^31 tiles of queries", variant->name);
     if (any_pointers)
         return GPUNVME_OPS_OK;
-    if (!hopper_reads(&x->q, x->q_rows) ||
-        (any_keys(x) && (!hopper_reads(&x->k, rows_of(x)) || !hopper_reads(&x->v, rows_of(x)))))
+    if ((!turns && !hopper_reads(&x->q, x->q_rows)) ||
+        (any_keys(x) &&
+         ((!turns_keys && !hopper_reads(&x->k, rows_of(x))) || !hopper_reads(&x->v, rows_of(x)))))
         return ops_fail(
             GPUNVME_OPS_ERR_ALIGN,
             "variant '%s' needs Q, K and V, and their strides, at multiples of 16 bytes",
@@ -174,8 +185,8 @@ static gpunvme_ops_status_t encode_keys(CUtensorMap *map, const struct cuda_atte
         paged ? hopper_piece(x->page_size, shape->keys) : shape->keys, x->dtype);
 }
 
-gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void *workspace,
-                                           void *stream)
+/* Of a problem without RoPE. */
+static gpunvme_ops_status_t attend(const struct cuda_attention *x, void *workspace, void *stream)
 {
     struct hopper_shape shape = shape_of(x);
     struct hopper_attention work = {
@@ -217,4 +228,17 @@ gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void 
         status = hopper_launch_blocks(kernel, blocks, 128 * ((unsigned)shape.groups + 1),
                                       (size_t)hopper_attention_nbytes(shape), &work, stream);
     return status;
+}
+
+gpunvme_ops_status_t cuda_attention_hopper(const struct cuda_attention *x, void *workspace,
+                                           void *stream)
+{
+    struct cuda_attention turned = *x;
+    char *keys = (char *)workspace + count_nbytes(x) + values_nbytes(x);
+    char *queries = keys + cuda_attention_turned_keys_nbytes(x);
+    gpunvme_ops_status_t status = cuda_attention_turn_keys(&turned, keys, stream);
+
+    if (!status)
+        status = cuda_attention_turn_queries(&turned, queries, stream);
+    return status ? status : attend(&turned, workspace, stream);
 }

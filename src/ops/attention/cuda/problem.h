@@ -86,11 +86,16 @@ gpunvme_ops_status_t cuda_attention_turns(struct cuda_attention *x, void *worksp
 
 /*
  * Likewise K itself, turned, for kernels that copy rows as they are. Bytes are 0 if K is not
- * turned. It comes after cuda_attention_turns(), and leaves only Q to be turned.
+ * turned. It leaves only Q to be turned.
  */
-size_t cuda_attention_turned_nbytes(const struct cuda_attention *x);
+size_t cuda_attention_turned_keys_nbytes(const struct cuda_attention *x);
 gpunvme_ops_status_t cuda_attention_turn_keys(struct cuda_attention *x, void *workspace,
                                               void *stream);
+
+/* Likewise Q, when K has been turned, or in the cache: nothing is left to be turned. */
+size_t cuda_attention_turned_queries_nbytes(const struct cuda_attention *x);
+gpunvme_ops_status_t cuda_attention_turn_queries(struct cuda_attention *x, void *workspace,
+                                                 void *stream);
 
 /* Blocks for so many threads' work, at most what a grid may have: kernels go on by themselves. */
 unsigned cuda_attention_blocks(int64_t items, int each);

@@ -8,10 +8,10 @@
  *    place in both (multicast); each block's barrier counts the bytes that come there.
  *  - A stage is empty when the warps of both blocks have read it, for both blocks write there.
  *
- * All else is specialized.cu's. In a step a multiprocessor reads 32 KiB instead of 48: a third less
- * from the L2 cache, which an H200's does not feel in large products (docs/OPERATORS.md). What is
- * left to `hopper`: blocks that stay, results that leave by the copy engine while the next tiles
- * come in, and a wgmma that is always in flight.
+ * All else is specialized.cu's. In a step a multiprocessor reads 32 KiB instead of 48 from the L2
+ * cache. On an H200 that gains nothing in large products, which do not wait for it
+ * (docs/OPERATORS.md). What is left to `hopper`: blocks that stay, results that leave by the copy
+ * engine while the next tiles come in, and a wgmma that is always in flight.
  */
 #include "ops/matmul/hopper_rungs.cuh"
 

@@ -25,8 +25,8 @@ if [ "$preset" = tsan ] && setarch -R true 2>/dev/null; then
     plain=(setarch -R)
 fi
 failed=0
-# Two more than there are processors: many tests wait for guests, for time limits, for other processes.
-"${plain[@]}" ctest --preset "$preset" -j $((jobs + 2)) --verbose || failed=1
+# Four more than there are processors: many tests wait for guests, for time limits, for other processes.
+"${plain[@]}" ctest --preset "$preset" -j $((jobs + 4)) --verbose || failed=1
 
 # "SKIP: reason" comes from programs that skip all or part of themselves; in a cmocka program the
 # line before tells which test.

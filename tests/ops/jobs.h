@@ -29,9 +29,11 @@ struct job {
 /* Asks for the workspace, or runs it. */
 #define DO(function, p) (nbytes ? function##_workspace(p, exec, nbytes) : function(p, exec))
 
+/* Of fp8 B lies n x k, as weights do, and C is bf16. */
 static inline gpunvme_ops_status_t multiply(const struct job *j,
                                             const struct gpunvme_ops_exec *exec, size_t *nbytes)
 {
+    bool fp8 = gpunvme_ops_dtype_nbytes(j->w.dtype) == 1;
     struct gpunvme_matmul p = {.m = j->w.m,
                                .n = j->w.n,
                                .k = j->w.k,
@@ -40,11 +42,12 @@ static inline gpunvme_ops_status_t multiply(const struct job *j,
                                .b = j->in[1],
                                .c = j->out,
                                .lda = j->w.k,
-                               .ldb = j->w.n,
+                               .ldb = fp8 ? j->w.k : j->w.n,
                                .ldc = j->w.n,
                                .alpha = 1,
+                               .transpose_b = fp8,
                                .dtype = j->w.dtype,
-                               .out_dtype = j->w.dtype};
+                               .out_dtype = fp8 ? GPUNVME_OPS_BF16 : j->w.dtype};
 
     return DO(gpunvme_matmul, &p);
 }
@@ -153,28 +156,6 @@ norm_of_gradients(const struct job *j, const struct gpunvme_ops_exec *exec, size
         .tensors = tensors, .ntensors = 2, .norm = j->out, .dtype = j->w.dtype};
 
     return DO(gpunvme_grad_norm, &p);
-}
-
-/* fp8, where B lies n x k as weights do, and C is bf16. */
-static inline gpunvme_ops_status_t multiply_fp8(const struct job *j,
-                                                const struct gpunvme_ops_exec *exec, size_t *nbytes)
-{
-    struct gpunvme_matmul p = {.m = j->w.m,
-                               .n = j->w.n,
-                               .k = j->w.k,
-                               .batch = 1,
-                               .a = j->in[0],
-                               .b = j->in[1],
-                               .c = j->out,
-                               .lda = j->w.k,
-                               .ldb = j->w.k,
-                               .ldc = j->w.n,
-                               .alpha = 1,
-                               .transpose_b = 1,
-                               .dtype = j->w.dtype,
-                               .out_dtype = GPUNVME_OPS_BF16};
-
-    return DO(gpunvme_matmul, &p);
 }
 
 /* A tensor of m x n elements: master weights, both moments and weights lie in `out`. */

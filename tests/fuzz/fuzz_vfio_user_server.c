@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "fuzz/feed.h"
+#include "send_fds.h"
 #include "sim/serve/serve.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -53,22 +54,7 @@ static int make_fd(uint8_t kind)
 static void send_message(int socket_fd, const uint8_t *message, size_t nbytes, const int *fds,
                          unsigned nfds)
 {
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)message, .iov_len = nbytes};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    union {
-        struct cmsghdr c;
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
-    } control = {0};
-
-    if (nfds) {
-        msg.msg_control = &control;
-        msg.msg_controllen = CMSG_SPACE(nfds * sizeof(int));
-        control.c.cmsg_level = SOL_SOCKET;
-        control.c.cmsg_type = SCM_RIGHTS;
-        control.c.cmsg_len = CMSG_LEN(nfds * sizeof(int));
-        memcpy(CMSG_DATA(&control.c), fds, nfds * sizeof(int));
-    }
-    sendmsg(socket_fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    send_fds(socket_fd, message, nbytes, fds, nfds, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Numbers that lead somewhere, mostly. */

@@ -32,6 +32,7 @@
 #include "gpunvme/nvme.h"
 #include "gpunvme/sim.h"
 #include "patience.h"
+#include "send_fds.h"
 
 #define VFU_BUS    0x100000000ull /* of memory with a descriptor */
 #define VFU_FAR    0x200000000ull /* of memory without */
@@ -125,22 +126,7 @@ static inline uint64_t vfu_get(const uint8_t *at, unsigned nbytes)
 static inline void vfu_send_raw(struct vfu *v, const void *data, size_t nbytes, const int *fds,
                                 unsigned nfds)
 {
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = nbytes};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    union {
-        struct cmsghdr c;
-        char bytes[CMSG_SPACE(64 * sizeof(int))];
-    } control = {0};
-
-    if (nfds) {
-        msg.msg_control = &control;
-        msg.msg_controllen = CMSG_SPACE(nfds * sizeof(int));
-        control.c.cmsg_level = SOL_SOCKET;
-        control.c.cmsg_type = SCM_RIGHTS;
-        control.c.cmsg_len = CMSG_LEN(nfds * sizeof(int));
-        memcpy(CMSG_DATA(&control.c), fds, nfds * sizeof(int));
-    }
-    assert_int_equal(sendmsg(v->fd, &msg, MSG_NOSIGNAL), nbytes);
+    assert_int_equal(send_fds(v->fd, data, nbytes, fds, nfds, MSG_NOSIGNAL), nbytes);
 }
 
 /* A message; flags as the header has them. */

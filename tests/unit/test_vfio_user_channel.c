@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "gpunvme/atomics.h"
+#include "send_fds.h"
 #include "vfio_user/caps.h"
 #include "vfio_user/channel.h"
 
@@ -67,28 +68,11 @@ static unsigned open_fds(void)
 /* Sends raw bytes with `nfds` event descriptors from the bare end. */
 static void send_raw(const void *data, size_t nbytes, unsigned nfds)
 {
-    union {
-        char bytes[CMSG_SPACE(64 * sizeof(int))];
-        struct cmsghdr align;
-    } control = {{0}};
-    struct iovec iov = {.iov_base = (void *)data, .iov_len = nbytes};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
     int fds[64];
 
     for (unsigned i = 0; i < nfds; i++)
         fds[i] = eventfd(0, 0);
-    if (nfds) {
-        struct cmsghdr *c;
-
-        msg.msg_control = &control;
-        msg.msg_controllen = CMSG_SPACE(nfds * sizeof(int));
-        c = CMSG_FIRSTHDR(&msg);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(nfds * sizeof(int));
-        memcpy(CMSG_DATA(c), fds, nfds * sizeof(int));
-    }
-    assert_int_equal(sendmsg(b, &msg, 0), nbytes);
+    assert_int_equal(send_fds(b, data, nbytes, fds, nfds, 0), nbytes);
     for (unsigned i = 0; i < nfds; i++)
         close(fds[i]);
 }

@@ -26,9 +26,9 @@ struct hopper_work {
 gpunvme_ops_status_t hopper_prepare(struct hopper_work *work, const struct cuda_product *product);
 
 /*
- * The kernel for a type, orientation and width of tiles (64, 128 or 256; of f32 only the last);
- * NULL if there is none. For f32 they are hopper_tf32.cu's, which has none if both lie along m or
- * n, and of B that does makes the first operand.
+ * The kernel for a type, orientation and width of tiles (64, 128, 192 or 256; of f32 only the
+ * last); NULL if there is none. For f32 they are hopper_tf32.cu's, which has none if both lie along
+ * m or n, and of B that does makes the first operand.
  */
 const void *hopper_kernel(int dtype, int mn_a, int mn_b, int width);
 const void *hopper_tf32_kernel(int mn_a, int mn_b);

@@ -5,9 +5,9 @@
  */
 #include "ops/matmul/finish.cuh"
 
-#define THREADS 256
+#define THREADS 64 /* of few results many multiprocessors take a part */
 
-/* Four columns of a row at a time; four pieces are loaded before they are added. */
+/* Four columns of a row at a time; sixteen pieces are loaded before they are added. */
 static __global__ void __launch_bounds__(THREADS)
     add_pieces(const cuda_product p, const float *sums, int64_t ld, int pieces)
 {
@@ -21,7 +21,7 @@ static __global__ void __launch_bounds__(THREADS)
         const float4 *from = (const float4 *)sums + batch * pieces * count + at;
         float sum[4] = {0, 0, 0, 0};
 
-#pragma unroll 4
+#pragma unroll 16
         for (int piece = 0; piece < pieces; piece++) {
             float4 x = from[piece * count];
 

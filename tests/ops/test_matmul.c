@@ -862,6 +862,104 @@ static void few_lines_of_fp8_are_right(void **state)
         }
 }
 
+/*
+ * Both along k, either one the large one. Each width of tiles (here a GPU has three
+ * multiprocessors), each number of blocks that share the rows, and more k than a block has stages
+ * for.
+ */
+static void few_rows_of_16_bits_are_right(void **state)
+{
+    static const int64_t widths[] = {16, 24, 32, 48, 64, 80, 112, 128};
+    static const int64_t rows[] = {1, 9, 16, 17, 40, 64, 65, 128};
+
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        for (int way = 0; way < 3; way++) {
+            int64_t few = rows[(i + way * 3) % 8], many = 3 * widths[i] - (way ? 5 : 0);
+            struct request q = {.shape = {few, many, 1160 - 64 * way, 1 + (way == 1)},
+                                .alpha = -0.75f,
+                                .pad = 8,
+                                .tb = 1};
+
+            q.dtype = GPUNVME_OPS_F16 + (i + way) % 2;
+            q.out_dtype = way ? q.dtype : GPUNVME_OPS_F32;
+            q.beta = way > 1 ? 0.5f : 0;
+            if (way == 2) {
+                q.shape.m = many;
+                q.shape.n = few;
+                q.tc = i % 2;
+            }
+            if (EMULATED)
+                test_request(few > 16 ? "shaped" : "skinny", q);
+            else
+                every_variant(q);
+        }
+}
+
+/* The large one along its lines, the small one along k. */
+static void few_rows_across_lines_are_right(void **state)
+{
+    static const struct shape shapes[] = {
+        {1, 136, 1096, 1}, {16, 200, 520, 2}, {136, 11, 648, 1}, {5, 64, 64, 1}};
+
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        struct request q = {.shape = shapes[i / 2], .alpha = -0.75f, .pad = 8};
+
+        q.dtype = GPUNVME_OPS_F16 + (i + i / 2) % 2;
+        q.out_dtype = i % 2 ? q.dtype : GPUNVME_OPS_F32;
+        q.ta = q.tb = q.shape.m > q.shape.n;
+        q.beta = i % 2 ? 0.5f : 0;
+        if (EMULATED)
+            test_request("skinny", q);
+        else
+            every_variant(q);
+    }
+}
+
+/* A NaN in what is read beside a product's own lines, or behind its k, is in no result. */
+static void nan_of_few_rows_stays_in_its_line(void **state)
+{
+    static const struct shape shapes[] = {{3, 72, 200, 1}, {40, 136, 328, 1}};
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct request q = {.shape = shapes[i / 2], .alpha = 1, .tb = i % 2};
+        struct operands x;
+        struct gpunvme_matmul p;
+
+        q.dtype = q.out_dtype = GPUNVME_OPS_BF16;
+        x = make(&q);
+        p = describe(&q, &x);
+        ((uint16_t *)x.b.block)[q.tb ? mat_index(&x.b, 0, 70, q.shape.k - 1)
+                                     : mat_index(&x.b, 0, q.shape.k - 1, 70)] = 0x7fc0;
+        call("auto", &q, &p);
+        for (int64_t r = 0; r < q.shape.m; r++)
+            for (int64_t c = 0; c < q.shape.n; c++)
+                assert_true(isfinite(mat_get(&x.c, 0, r, c)) == (c != 70));
+        drop(&x);
+    }
+}
+
+/* 192 columns, along k and across it; k in many pieces. */
+static void other_tiles_of_16_bits_are_right(void **state)
+{
+    static const struct shape shapes[] = {
+        {100, 570, 200, 1}, {260, 570, 136, 1}, {40, 30, 9000, 1}};
+
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        struct request q = {.shape = shapes[i / 2], .alpha = 1, .pad = 8, .tb = i % 2};
+
+        q.dtype = q.out_dtype = GPUNVME_OPS_F16 + i / 2 % 2;
+        q.ta = i == 3;
+        if (EMULATED)
+            test_request("shaped", q);
+        else
+            every_variant(q);
+    }
+}
+
 /* Each type as the first, in products of few and of many rows, also as the transpose. */
 static void both_types_of_fp8_are_multiplied(void **state)
 {
@@ -1308,6 +1406,10 @@ int main(void)
         cmocka_unit_test(batches_of_fp8_have_scales_of_their_own),
         cmocka_unit_test(long_sums_of_fp8_are_right),
         cmocka_unit_test(few_lines_of_fp8_are_right),
+        cmocka_unit_test(few_rows_of_16_bits_are_right),
+        cmocka_unit_test(few_rows_across_lines_are_right),
+        cmocka_unit_test(nan_of_few_rows_stays_in_its_line),
+        cmocka_unit_test(other_tiles_of_16_bits_are_right),
         cmocka_unit_test(both_types_of_fp8_are_multiplied),
         cmocka_unit_test(fp8_without_scales_is_multiplied_as_it_is),
         cmocka_unit_test(nan_and_infinity_of_fp8_spread),

@@ -21,20 +21,22 @@
 
 #include "ops/cuda/driver.h"
 #include "ops/hopper/tile.h"
+#include "ops/matmul/few.h"
 #include "ops/matmul/product.h"
 
-#define START      4000.0
-#define TILE       2500.0
-#define ADD        3000.0
-#define ADD_RATE   (1700.0) /* bytes in a clock, of the whole GPU */
-#define COPY_RATE  (700.0)  /* read once and written once */
-#define READ_RATE  (2400.0) /* memory's */
-#define LOAD_RATE  36.0     /* the L2's, of one multiprocessor */
-#define COARSENED  155.0    /* of 128 x 128 for one of k */
-#define TENSORCORE 26.0     /* likewise, two blocks together, each half of that */
-#define UNALIGNED  2.5      /* times that, if elements are gathered one by one */
-#define FP8        4.4 /* a step of a column, where other types have 4: sums are added in f32 */
-#define MOST       48  /* pieces */
+#define START       4000.0
+#define TILE        2500.0
+#define ADD         5000.0
+#define ADD_RATE    (1700.0) /* bytes in a clock, of the whole GPU */
+#define COPY_RATE   (700.0)  /* read once and written once */
+#define READ_RATE   (2400.0) /* memory's */
+#define LOAD_RATE   36.0     /* the L2's, of one multiprocessor */
+#define COARSENED   155.0    /* of 128 x 128 for one of k */
+#define TENSORCORE  26.0     /* likewise, two blocks together, each half of that */
+#define UNALIGNED   2.5      /* times that, if elements are gathered one by one */
+#define FP8         4.4 /* a step of a column, where other types have 4: sums are added in f32 */
+#define MOST        48  /* pieces */
+#define MOST_OF_192 2   /* of tiles that are 192 wide: with more these lost to others */
 
 enum cuda_level cuda_level(void)
 {
@@ -95,7 +97,9 @@ static void consider(struct cuda_plan *best, const struct way *way, const struct
     int64_t unit = way->depth > 64 ? way->depth : 64, units_of_k = up(p->k, unit) / unit;
     double tiles = tiles_of(way, p);
 
-    for (int64_t pieces = 1; pieces <= MOST && pieces <= units_of_k / 2 + 1; pieces++) {
+    for (int64_t pieces = 1;
+         pieces <= (way->width == 192 ? MOST_OF_192 : MOST) && pieces <= units_of_k / 2 + 1;
+         pieces++) {
         int64_t chunk = up((units_of_k + pieces - 1) / pieces * unit, unit);
         int64_t made = (p->k + chunk - 1) / chunk;
         double clocks;
@@ -128,6 +132,16 @@ static void consider_hopper(struct cuda_plan *best, const struct cuda_product *p
         consider(best, &way, p);
 }
 
+/* More rows than skinny has, but few: the model, of loads from the L2, expects too little of this.
+ */
+static struct cuda_plan few_plan(const struct cuda_product *p)
+{
+    static const struct cuda_engine few = {.multiply = cuda_multiply_few,
+                                           .misaligned = cuda_misaligned_hopper};
+
+    return (struct cuda_plan){&few, few_lines(p, cuda_units()), 1, p->k, 0};
+}
+
 static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level level)
 {
     int units = cuda_units();
@@ -157,7 +171,7 @@ static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level 
         consider(&best, &way, p);
         if (level == CUDA_ANY_HOPPER) {
             consider_hopper(&best, p, 256, units);
-            for (int width = 128; width >= 64 && !tf32; width /= 2)
+            for (int width = 192; width >= 64 && !tf32; width -= 64)
                 consider_hopper(&best, p, width, units);
         }
     }
@@ -202,7 +216,8 @@ struct cuda_plan cuda_plan_of(const struct cuda_product *p, enum cuda_level leve
     known = &all[hash_of(&key) % 64];
     if (!known->plan.engine || memcmp(&known->key, &key, sizeof(key))) {
         known->key = key;
-        known->plan = make_plan(p, level);
+        known->plan =
+            level == CUDA_ANY_HOPPER && cuda_wants_few(p) ? few_plan(p) : make_plan(p, level);
     }
     return known->plan;
 }

@@ -5,6 +5,7 @@
  */
 #include <limits.h>
 
+#include "ops/matmul/few.h"
 #include "ops/matmul/skinny.h"
 
 static struct skinny_side side_of(const struct cuda_operand *x, int64_t lines, int64_t step_line,
@@ -25,16 +26,16 @@ static struct skinny_work work_of(const struct cuda_product *p)
 }
 
 /*
- * `blocks` a multiprocessor read at the speed of memory. With fewer tiles of `lines`, blocks share
- * a tile's k, as long as each has `pass` of it.
+ * `blocks` quarters of a block a multiprocessor read at the speed of memory. With fewer tiles of
+ * `lines`, blocks share a tile's k, as long as each has `pass` of it.
  */
 static int cluster_of(const struct skinny_work *work, int blocks, int64_t lines, int64_t pass)
 {
     int cluster = 1;
     int64_t tiles = (work->w.lines + lines - 1) / lines * work->product.batch;
-    int64_t room = blocks * (int64_t)cuda_units();
+    int64_t room = blocks * (int64_t)cuda_units() / 4;
 
-    while (cluster < SKINNY_CLUSTER && tiles * cluster * 2 <= room + room / 4 &&
+    while (cluster < SKINNY_CLUSTER && tiles * cluster * 2 <= room &&
            pass * cluster < work->product.k)
         cluster *= 2;
     return cluster;
@@ -43,18 +44,29 @@ static int cluster_of(const struct skinny_work *work, int blocks, int64_t lines,
 /* Can the copy engine read both operands, and does the tensor core take them so? */
 static int is_copied(const struct skinny_work *work)
 {
-    return cuda_is_fp8(work->product.dtype) && cuda_level() == CUDA_ANY_HOPPER &&
-           work->w.step_k == 1 && work->w.vectors && work->x.step_k == 1 && work->x.vectors &&
-           work->product.k <= INT_MAX / 2 && work->w.lines <= INT_MAX / 2;
+    int fp8 = cuda_is_fp8(work->product.dtype);
+
+    return (fp8 || gpunvme_ops_dtype_nbytes(work->product.dtype) == 2) &&
+           cuda_level() == CUDA_ANY_HOPPER && (work->w.step_k == 1) == fp8 && work->w.vectors &&
+           work->x.step_k == 1 && work->x.vectors && work->product.k <= INT_MAX / 2 &&
+           work->w.lines <= INT_MAX / 2;
 }
 
+/* In boxes of 128 bytes of k by so many lines or, of contiguous lines, 64 of k by 64 lines. */
 static gpunvme_ops_status_t encode(CUtensorMap *map, const struct skinny_side *x,
                                    const struct cuda_product *p, int box_lines)
 {
+    static const CUtensorMapDataType types[] = {[GPUNVME_OPS_F16] = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                                [GPUNVME_OPS_BF16] =
+                                                    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                                [GPUNVME_OPS_E4M3] = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                                                [GPUNVME_OPS_E5M2] = CU_TENSOR_MAP_DATA_TYPE_UINT8};
+    int size = (int)gpunvme_ops_dtype_nbytes(p->dtype), across = x->step_k != 1;
     struct hopper_tensor tensor = hopper_tensor_of(
-        x->lines, p->k, x->step_line, x->stride ? p->batch : 1, x->stride, 1, box_lines);
+        across ? p->k : x->lines, across ? x->lines : p->k, across ? x->step_k : x->step_line,
+        x->stride ? p->batch : 1, x->stride, size, hopper_box_lines(across, size, box_lines));
 
-    return hopper_encode(map, x->data, CU_TENSOR_MAP_DATA_TYPE_UINT8, &tensor);
+    return hopper_encode(map, x->data, types[p->dtype], &tensor);
 }
 
 static gpunvme_ops_status_t multiply_copied(const struct skinny_work *work, void *stream,
@@ -63,7 +75,8 @@ static gpunvme_ops_status_t multiply_copied(const struct skinny_work *work, void
     struct skinny_copied copied = {
         .operands = {.a_batch = work->w.stride != 0, .b_batch = work->x.stride != 0},
         .skinny = *work};
-    int cluster = cluster_of(work, 1, SKINNY_WGMMA_LINES, 4 * (int64_t)OPS_SCALE_K);
+    int size = (int)gpunvme_ops_dtype_nbytes(work->product.dtype);
+    int cluster = cluster_of(work, size == 1 ? 5 : 6, SKINNY_WGMMA_LINES, 4 * HOPPER_WIDTH / size);
     gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
     if (!launch)
@@ -107,9 +120,10 @@ gpunvme_ops_status_t cuda_multiply_skinny(const struct cuda_product *p, void *wo
     int size = (int)gpunvme_ops_dtype_nbytes(p->dtype), across = work.w.step_k != 1;
     int64_t pass = SKINNY_WARPS * skinny_depth(across, size);
 
-    (void)workspace;
+    if (cuda_level() == CUDA_ANY_HOPPER && cuda_wants_few(p) && work.w.vectors && work.x.vectors)
+        return cuda_multiply_few(p, workspace, stream, launch);
     if (is_copied(&work))
         return multiply_copied(&work, stream, launch);
-    return skinny_launch(&work, cluster_of(&work, 2, skinny_lines(across, size), pass), stream,
+    return skinny_launch(&work, cluster_of(&work, 10, skinny_lines(across, size), pass), stream,
                          launch);
 }

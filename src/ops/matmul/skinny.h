@@ -43,7 +43,10 @@ struct skinny_work {
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *launch);
 
-/* fp8 on sm_90a where the copy engine can read both: w by operands.a, x by operands.b. */
+/*
+ * On sm_90a where the copy engine can read both, w by operands.a and x by operands.b: fp8 along k;
+ * 16 bits where w lies along its lines.
+ */
 struct skinny_copied {
     struct hopper_operands operands;
     struct skinny_work skinny;

@@ -239,6 +239,16 @@ static void aligned(struct request r, int64_t page_size, enum layout layout)
     }
 }
 
+/* Lengths of keys alone, as latent_cache() says. */
+static void give_lengths(struct problem *p, bool ragged)
+{
+    const struct request *r = p->r;
+
+    p->k_lengths = integers_new(r->batch);
+    for (int64_t b = 0; b < r->batch; b++)
+        p->k_lengths[b] = (int32_t)(ragged ? length_of(r->k_len, b, r->batch) : r->k_len);
+}
+
 /*
  * A cache of latent vectors (MLA): V is the first dim_v channels of K. All sequences have k_len
  * keys, or if they are ragged the last one, and the first of several is empty.
@@ -248,12 +258,10 @@ static struct cache latent_cache(struct problem *p, bool ragged, int64_t page_si
     const struct request *r = p->r;
     struct cache c;
 
-    p->k_lengths = integers_new(r->batch);
-    for (int64_t b = 0; b < r->batch; b++) {
-        p->k_lengths[b] = (int32_t)(ragged ? length_of(r->k_len, b, r->batch) : r->k_len);
+    give_lengths(p, ragged);
+    for (int64_t b = 0; b < r->batch; b++)
         for (int64_t j = 0; j < r->k_len; j++)
             copy_row(&p->v, (struct place){b, j}, &p->k, (struct place){b, j});
-    }
     c = padded_cache(p, page_size, BSHD, pad, pad);
     free(c.v.block);
     c.v = c.k;
@@ -384,7 +392,7 @@ static void few_queries_decode_with_every_head_size(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
-        for (int64_t q_len = 1; q_len <= 5; q_len += 4) /* 4 and 20 rows of a head of K */
+        for (int64_t q_len = 1; q_len <= 9; q_len += 4) /* 4, 20 and 36 rows of a head of K */
             aligned((struct request){.batch = 3,
                                      .heads = 8,
                                      .kv_heads = 2,
@@ -431,6 +439,30 @@ static void lengths_may_differ_in_a_batch(void **state)
                              .ragged = true,
                              .causal = true},
             16, BSHD);
+}
+
+/* As few as one lane of a warp holds, some, and more than all do. */
+static void keys_alone_may_have_lengths(void **state)
+{
+    static const int64_t batches[] = {2, 37, 131};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
+        for (int fp8 = 0; fp8 < 2; fp8++) {
+            struct request r = with_defaults((struct request){.batch = batches[i],
+                                                              .heads = 4,
+                                                              .kv_heads = 2,
+                                                              .dim = 64,
+                                                              .q_len = 1,
+                                                              .k_len = i < 2 ? 707 : 70,
+                                                              .dtype = GPUNVME_OPS_BF16,
+                                                              .out_dtype = GPUNVME_OPS_BF16,
+                                                              .fp8_cache = fp8});
+            struct problem p = problem_new(&r, &rng);
+
+            give_lengths(&p, true);
+            in_cache(&p, padded_cache(&p, 16, BSHD, ALIGNED, ALIGNED));
+        }
 }
 
 static void values_may_be_the_first_channels_of_keys(void **state)
@@ -1092,6 +1124,59 @@ static void a_workspace_may_hold_anything(void **state)
 }
 #endif
 
+#ifdef OPS_TEST_EMULATED
+extern void (*emulate_kernels_before)(void);
+
+/* What the kernels before write at last. */
+static struct {
+    struct call *call;
+    const struct cache *c;
+    int64_t batch;
+} late;
+
+static void write_lengths_and_table(void)
+{
+    size_t nbytes = (size_t)late.batch * sizeof(int32_t);
+
+    memcpy((void *)(uintptr_t)late.call->x.attention.k_lengths, late.c->lengths, nbytes);
+    memcpy((void *)(uintptr_t)late.call->x.block_table, late.c->table,
+           nbytes * (size_t)late.c->cols);
+}
+
+static void lengths_and_the_table_may_be_anything_until_kernels_before_end(void **state)
+{
+    static const int bytes[] = {0xff, 0x7f, 0};
+    struct request r = decoding(700, 8, 2, 64, 64);
+    struct problem p = problem_new(&r, &rng);
+    struct cache c;
+    struct call call;
+
+    (void)state;
+    give_lengths(&p, true);
+    c = padded_cache(&p, 16, BSHD, 0, 0);
+    make_references(&p);
+    fill(&p, &c);
+    prepare(&call, "decode", &p, &c);
+    late.call = &call;
+    late.c = &c;
+    late.batch = r.batch;
+    for (size_t i = 0; i < sizeof(bytes) / sizeof(bytes[0]); i++) {
+        size_t nbytes = (size_t)r.batch * sizeof(int32_t);
+
+        memset((void *)(uintptr_t)call.x.attention.k_lengths, bytes[i], nbytes);
+        memset((void *)(uintptr_t)call.x.block_table, bytes[i], nbytes * (size_t)c.cols);
+        memset(call.x.attention.out, 0xff, p.out.nbytes);
+        emulate_kernels_before = write_lengths_and_table;
+        expect_ok(gpunvme_attention_paged(&call.x, &call.exec));
+        read_results(&call, &p);
+        compare_out("decode", &p);
+    }
+    end(&call);
+    cache_free(&c);
+    problem_free(&p);
+}
+#endif
+
 #if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
 /* A step that was captured is replayed with each of these lengths, of five sequences. */
 static void replay(const char *variant, struct problem *p, const struct cache *c,
@@ -1175,6 +1260,7 @@ int main(void)
         cmocka_unit_test(few_queries_decode_with_every_head_size),
         cmocka_unit_test(decoding_pages_may_have_any_size),
         cmocka_unit_test(lengths_may_differ_in_a_batch),
+        cmocka_unit_test(keys_alone_may_have_lengths),
         cmocka_unit_test(values_may_be_the_first_channels_of_keys),
         cmocka_unit_test(latent_vectors_decode_with_every_type),
         cmocka_unit_test(latent_vectors_decode_with_any_number_of_heads),
@@ -1195,6 +1281,9 @@ int main(void)
         cmocka_unit_test(pages_that_are_not_there_are_refused),
 #ifdef OPS_TEST_CUDA
         cmocka_unit_test(a_workspace_may_hold_anything),
+#endif
+#ifdef OPS_TEST_EMULATED
+        cmocka_unit_test(lengths_and_the_table_may_be_anything_until_kernels_before_end),
 #endif
 #if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
         cmocka_unit_test(a_captured_step_follows_the_lengths),

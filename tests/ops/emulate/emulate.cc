@@ -68,7 +68,8 @@ struct fiber {
     bool started, done;
     const long *awaited; /* changes from `was` before it goes on, unless NULL */
     long was;
-    void *place[5]; /* __builtin_setjmp()'s, which makes no system calls and keeps fewer registers */
+    void
+        *place[5]; /* __builtin_setjmp()'s, which makes no system calls and keeps fewer registers */
     unsigned char *stack;
     emulated_thread self;
     block *of;
@@ -90,7 +91,8 @@ static float halves[1 << 16], e4m3[1 << 8];
 
 static void enter(void);
 
-/* Others run in between, which the compiler must not look through: it would keep values in registers. */
+/* Others run in between, which the compiler must not look through: it would keep values in
+ * registers. */
 #define SWITCHES __attribute__((noinline, noipa))
 
 [[noreturn]] SWITCHES static void jump(void **place)
@@ -177,8 +179,16 @@ const unsigned char *emulate_exchange(const void *mine, size_t nbytes)
     return all;
 }
 
+extern "C" void (*emulate_kernels_before)(void);
+void (*emulate_kernels_before)(void);
+
 void wait_for_kernels_before(void)
 {
+    void (*end)(void) = emulate_kernels_before;
+
+    emulate_kernels_before = NULL;
+    if (end)
+        end();
     current->waited = true;
 }
 
@@ -202,8 +212,8 @@ static void enter(void)
 static float e4m3_to_float(unsigned char bits)
 {
     int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10)
-                          : ldexpf((float)mantissa, -9);
+    float size =
+        exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
 
     size = (bits & 0x7f) == 0x7f ? NAN : size;
     return bits & 0x80 ? -size : size;
@@ -508,7 +518,8 @@ void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
 
     for (int k = 0; k < depth; k++) {
         float above = mma_a(wide, all, lane / 4, k), below = mma_a(wide, all, lane / 4 + 8, k);
-        float left = mma_b(wide, all, k, lane % 4 * 2), right = mma_b(wide, all, k, lane % 4 * 2 + 1);
+        float left = mma_b(wide, all, k, lane % 4 * 2),
+              right = mma_b(wide, all, k, lane % 4 * 2 + 1);
 
         d[0] += above * left;
         d[1] += above * right;
@@ -631,8 +642,7 @@ static void load_box(uint32_t to, const emulated_map *m, const int (&at)[4], uin
         for (uint32_t i = 0; i < m->box[0]; i++) {
             unsigned char *there =
                 emulate_shared(swizzled(to + (j * m->box[0] + i) * m->element), rank);
-            unsigned char *from =
-                element(m, (int64_t)at[0] + i, (int64_t)at[1] + j, at[2], at[3]);
+            unsigned char *from = element(m, (int64_t)at[0] + i, (int64_t)at[1] + j, at[2], at[3]);
 
             if (from)
                 memcpy(there, from, m->element);
@@ -864,8 +874,7 @@ void emulate_wgmma_by_registers(int type, int mn_b, float *sums, uint32_t count,
             uint32_t lane = threadIdx.x % 32 / 4 * 4 + k % (4 * width) / width;
             uint32_t bits = all[lane * 4 + k / (4 * width) * 2 + h] >> k % width * (32 / width);
 
-            x[h][k] =
-                width == 4 ? real8(type, (unsigned char)bits) : real16(type, (uint16_t)bits);
+            x[h][k] = width == 4 ? real8(type, (unsigned char)bits) : real16(type, (uint16_t)bits);
         }
     add_up(type, mn_b, sums, count, x, 8 * width, b, accumulate);
 }

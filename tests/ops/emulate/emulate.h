@@ -319,6 +319,7 @@ static inline void let_next_kernel_start(void)
 {
 }
 
+/* A test may set emulate_kernels_before, which the first thread that waits calls. */
 void wait_for_kernels_before(void);
 
 unsigned char *dynamic_shared(void);

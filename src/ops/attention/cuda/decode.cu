@@ -6,13 +6,14 @@
  * A warp, or all four where there are more than 16 rows, has a ring of stages in shared memory, to
  * which it copies 16 (64) keys and values at a time, asynchronously and beyond the end of one
  * sequence into the next. Warps wait for each other only when a head ends. Then they add up what
- * they have. combine.cu does that for the parts of a head that several blocks share.
+ * they have. decode_combine.cuh does that for the parts of a head that several blocks share.
  *
  * A cache of E4M3 is multiplied as f16, which holds all its numbers: of 32 bits of a row, as
  * ldmatrix gives them to a lane, one instruction makes two. Channels have another order then, in
  * the rows of Q and in the sums: see channel_place() and column_of().
  */
-#include "ops/attention/cuda/decode.cuh"
+#include "ops/attention/cuda/decode_combine.cuh"
+#include "ops/attention/cuda/decode_plan.cuh"
 #include "ops/cuda/warp.cuh"
 
 #define WARPS   4
@@ -28,13 +29,17 @@
 template <int DTYPE, int D, int MT> struct shape {
     static const bool fp8 = DTYPE == GPUNVME_OPS_E4M3;
     static const int groups = WARPS / MT; /* of warps that share a ring */
-    static const int keys = 16 * MT;      /* of a group's stage */
-    static const int size = fp8 ? 1 : 2;  /* of an element of the cache */
+    static const int rows = 16 * MT;      /* a number: of Q */
+    /* A warp's keys in a stage: few conversions and products at once would wait for each other. */
+    static const int copies = fp8 && MT == 1 && D <= 128 ? 32 : 16;
+    static const int keys = copies * MT; /* of a group's stage */
+    static const int tile = keys * groups;
+    static const int size = fp8 ? 1 : 2; /* of an element of the cache */
     static const int row = size * D;
     static const int chunks = row / 16;      /* of 16 bytes in a row */
     static const int chunk = 16 / size;      /* channels of one */
     static const int stage = 2 * keys * row; /* K, then V */
-    static const int stages = (D == 64 ? 6 : D == 256 && MT == 4 ? 2 : 3) * 2 / size; /* a number */
+    static const int stages = (D == 64 ? 6 : D == 256 && MT == 4 ? 2 : 3) * 2 / size * 16 / copies;
     static const int ring = stages * stage;
     static const int q_row = 2 * D;
     static const int q = groups * ring; /* where Q begins, and what follows it */
@@ -49,6 +54,8 @@ template <int MT> static __device__ __forceinline__ void wait_for_group(void)
 {
     if (MT == WARPS)
         __syncthreads();
+    else if (MT > 1)
+        barrier_wait(1 + (int)threadIdx.x / (MT * 32), MT * 32);
     else
         __syncwarp();
 }
@@ -78,8 +85,8 @@ static __device__ __forceinline__ void copy_chunk(uint32_t to, const char *from,
 }
 
 /*
- * Copies a warp's keys of tiles to its group's ring. Lane l has looked up where key l % 16 of the
- * next tile is.
+ * Copies a warp's keys of tiles to its group's ring. Lane l has looked up where key l % copies of
+ * the next tile is.
  */
 template <int DTYPE, int D, int MT> struct loader {
     typedef shape<DTYPE, D, MT> s;
@@ -87,12 +94,12 @@ template <int DTYPE, int D, int MT> struct loader {
     int64_t left; /* tiles */
     int stage;
     int page, row; /* page -1: nobody sees the key */
-    bool one_page; /* all 16 keys are seen, and in one */
+    bool one_page; /* all keys are seen, and each 16 are in one */
 
     __device__ __forceinline__ void look_up(const cuda_attention &x)
     {
-        int j = (at.e.tile + at.tile) * DECODE_TILE + threadIdx.x / 32 * 16,
-            lane = threadIdx.x % 16;
+        int j = (at.e.tile + at.tile) * s::tile + threadIdx.x / 32 * s::copies,
+            lane = threadIdx.x % s::copies;
         unsigned size = (unsigned)x.page_size, key = (unsigned)(j + lane), number;
 
         number = size & (size - 1) ? key / size : key >> __popc(size - 1);
@@ -100,22 +107,22 @@ template <int DTYPE, int D, int MT> struct loader {
         row = (int)(key - number * size);
         if (left && sees(at.e.keys, (int)key))
             page = at.e.s.pages[number];
-        one_page = size % 16 == 0 && j >= at.e.keys.first && j + 16 <= at.e.keys.end;
+        one_page = size % 16 == 0 && j >= at.e.keys.first && j + s::copies <= at.e.keys.end;
     }
 
-    /* 16 rows below each other. */
-    __device__ __forceinline__ void copy_page(const cuda_attention &x, uint32_t to)
+    /* 16 rows below each other, from the page's row `top` on; `first` is theirs in the stage. */
+    __device__ __forceinline__ void copy_16_rows(const cuda_attention &x, uint32_t to, int number,
+                                                 int top, int first)
     {
         const int per = 32 / s::chunks; /* rows at a time */
-        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
-        int chunk = lane % s::chunks, r = row - lane % 16 + lane / s::chunks;
+        int lane = threadIdx.x % 32, chunk = lane % s::chunks, r = top + lane / s::chunks;
         const char *k = (const char *)x.k.data + chunk * 16;
         const char *v = (const char *)x.v.data + chunk * 16;
         uint32_t valid_k = chunk * s::chunk < x.dim ? 16 : 0;
         uint32_t valid_v = chunk * s::chunk < x.dim_v ? 16 : 0;
 
-        k += valid_k ? (uint64_t)place_in<s::chunk>(x.k, page, r, at.head) * 16 : 0;
-        v += valid_v ? (uint64_t)place_in<s::chunk>(x.v, page, r, at.head) * 16 : 0;
+        k += valid_k ? (uint64_t)place_in<s::chunk>(x.k, number, r, at.head) * 16 : 0;
+        v += valid_v ? (uint64_t)place_in<s::chunk>(x.v, number, r, at.head) * 16 : 0;
 #pragma unroll
         for (int i = 0; i < 16; i += per) {
             uint32_t to_row = to + chunk_at<s::row>(first + i + lane / s::chunks, chunk);
@@ -127,10 +134,24 @@ template <int DTYPE, int D, int MT> struct loader {
         }
     }
 
+    __device__ __forceinline__ void copy_pages(const cuda_attention &x, uint32_t to)
+    {
+        int first = threadIdx.x / 32 % MT * s::copies;
+
+        if constexpr (s::copies == 16) {
+            copy_16_rows(x, to, page, row - (int)threadIdx.x % 16, first);
+        } else {
+#pragma unroll
+            for (int i = 0; i < s::copies; i += 16)
+                copy_16_rows(x, to, __shfl_sync(ALL_LANES, page, i), __shfl_sync(ALL_LANES, row, i),
+                             first + i);
+        }
+    }
+
     __device__ __forceinline__ void copy_rows(const cuda_attention &x, uint32_t to)
     {
         const int per = 32 / s::chunks; /* rows at a time */
-        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
+        int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * s::copies;
         int chunk = lane % s::chunks;
         uint32_t my_k = page < 0 ? NOWHERE : place_in<s::chunk>(x.k, page, row, at.head);
         uint32_t my_v = page < 0 ? NOWHERE : place_in<s::chunk>(x.v, page, row, at.head);
@@ -139,7 +160,7 @@ template <int DTYPE, int D, int MT> struct loader {
         bool in_k = chunk * s::chunk < x.dim, in_v = chunk * s::chunk < x.dim_v;
 
 #pragma unroll
-        for (int i = 0; i < 16; i += per) {
+        for (int i = 0; i < s::copies; i += per) {
             int r = i + lane / s::chunks;
             uint32_t at_k = (uint32_t)__shfl_sync(ALL_LANES, (int)my_k, r);
             uint32_t at_v = (uint32_t)__shfl_sync(ALL_LANES, (int)my_v, r);
@@ -157,11 +178,11 @@ template <int DTYPE, int D, int MT> struct loader {
             uint32_t to = ring + (uint32_t)(stage * s::stage);
 
             if (one_page)
-                copy_page(x, to);
+                copy_pages(x, to);
             else
                 copy_rows(x, to);
             left--;
-            advance(x, at, 1);
+            advance<s::tile>(x, at, 1);
             look_up(x);
             stage = stage + 1 < s::stages ? stage + 1 : 0;
         }
@@ -222,17 +243,31 @@ static __device__ __forceinline__ int channel_place(int c)
 }
 
 /*
- * E4M3: Q of a sequence and head, turned, as f16. Each row is multiplied by a power of 2, so that
- * its largest element is near 2^12: no element of bf16 is too large, and those that become 0 are
- * less than 2^-36 of the largest. `back` gets what a row's products are multiplied by in return,
- * with K's factor and, without softcap, the scale.
+ * E4M3: a row of Q is multiplied by a power of 2, so that its largest element is near 2^12: no
+ * element of bf16 is too large for f16, and those that become 0 are less than 2^-36 of the largest.
+ * `back` is what the row's products are multiplied by in return, with K's factor and, without
+ * softcap, the scale.
  */
+struct row_scale {
+    float by, back;
+};
+
+static __device__ __forceinline__ row_scale scale_of(const decode_work &w, const cursor &c,
+                                                     float most)
+{
+    float all = descale_of(w.x, w.x.k_descale, c.b, c.head) * (w.x.softcap > 0 ? 1 : w.scale2);
+    uint32_t exponent = __float_as_uint(most) >> 23;
+
+    exponent = exponent > 13 ? 266 - exponent : 253;
+    return {__uint_as_float(exponent << 23), all * __uint_as_float((254 - exponent) << 23)};
+}
+
+/* E4M3: Q of a sequence and head, turned, as f16. */
 template <int D>
 static __device__ __forceinline__ void load_scaled_rows(const decode_work &w, const cursor &c,
                                                         unsigned char *to, float *back)
 {
     const cuda_attention &x = w.x;
-    float all = descale_of(x, x.k_descale, c.b, c.head) * (x.softcap > 0 ? 1 : w.scale2);
     int lane = threadIdx.x % 32;
 
 #pragma unroll 1
@@ -240,40 +275,28 @@ static __device__ __forceinline__ void load_scaled_rows(const decode_work &w, co
         int i = query_of(x, r);
         int64_t at = query_at(x.q, c.e.s, i, head_of(x, c.head, r));
         float most = 0;
-        uint32_t exponent;
+        row_scale scale;
 
 #pragma unroll 4
         for (int e = lane; e < x.dim; e += 32)
             most = fmaxf(most, fabsf(load_element(x.q.data, at + e, x.dtype)));
-        exponent = __float_as_uint(warp_max(most)) >> 23;
-        exponent = exponent > 13 ? 266 - exponent : 253;
+        scale = scale_of(w, c, warp_max(most));
 #pragma unroll 1
         for (int e = lane; e < x.dim; e += 32)
-            *element_of<D>(to, r * D + channel_place(e)) = to_bits(
-                load_q(x, c.e.s, i, at, e) * __uint_as_float(exponent << 23), GPUNVME_OPS_F16);
+            *element_of<D>(to, r * D + channel_place(e)) =
+                to_bits(load_q(x, c.e.s, i, at, e) * scale.by, GPUNVME_OPS_F16);
         if (!lane)
-            back[r] = all * __uint_as_float((254 - exponent) << 23);
+            back[r] = scale.back;
     }
 }
 
 /* Q of a sequence and head, turned. */
 template <int DTYPE, int D>
-static __device__ __forceinline__ void load_rows(const cuda_attention &x, const cursor &c,
-                                                 unsigned char *to)
+static __device__ __forceinline__ void load_turned_rows(const cuda_attention &x, const cursor &c,
+                                                        unsigned char *to)
 {
-    const uint16_t *q = (const uint16_t *)x.q.data;
     int count = c.e.rows * D;
 
-    if (!x.rope.dim) {
-#pragma unroll 4
-        for (int at = threadIdx.x; at < count; at += THREADS) {
-            int r = at / D, i = query_of(x, r), head = head_of(x, c.head, r);
-
-            if (at % D < x.dim)
-                *element_of<D>(to, at) = q[query_at(x.q, c.e.s, i, head) + at % D];
-        }
-        return;
-    }
 #pragma unroll 1
     for (int at = threadIdx.x; at < count; at += THREADS) {
         int r = at / D, i = query_of(x, r), head = head_of(x, c.head, r);
@@ -281,6 +304,91 @@ static __device__ __forceinline__ void load_rows(const cuda_attention &x, const 
         if (at % D < x.dim)
             *element_of<D>(to, at) =
                 to_bits(load_q(x, c.e.s, i, query_at(x.q, c.e.s, i, head), at % D), DTYPE);
+    }
+}
+
+/* Q's rows as they are, 16 bytes of two places a thread, on their way to shared memory. */
+struct vectors_of_q {
+    uint4 v[2];
+};
+
+static __device__ __forceinline__ bool q_has_vectors(const cuda_attention &x)
+{
+    return x.q.vectors && !x.rope.dim;
+}
+
+/* Those from number `first` on. */
+template <int D>
+static __device__ __forceinline__ void load_vectors(const cuda_attention &x, const cursor &c,
+                                                    int first, vectors_of_q &q)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int at = first + (int)threadIdx.x + h * THREADS, r = at / (D / 8),
+            channel = at % (D / 8) * 8;
+
+        q.v[h] = make_uint4(0, 0, 0, 0);
+        if (r < c.e.rows && channel < x.dim)
+            q.v[h] = *(const uint4 *)((const uint16_t *)x.q.data +
+                                      query_at(x.q, c.e.s, query_of(x, r), head_of(x, c.head, r)) +
+                                      channel);
+    }
+}
+
+template <int DTYPE, int D>
+static __device__ __forceinline__ void store_vectors(const decode_work &w, const cursor &c,
+                                                     int first, const vectors_of_q &q,
+                                                     unsigned char *to, float *back)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int at = first + (int)threadIdx.x + h * THREADS, r = at / (D / 8), chunk = at % (D / 8);
+        uint32_t pairs[4] = {q.v[h].x, q.v[h].y, q.v[h].z, q.v[h].w};
+
+        if constexpr (DTYPE == GPUNVME_OPS_E4M3) {
+            float z[8], most = 0;
+            row_scale scale;
+
+#pragma unroll
+            for (int i = 0; i < 8; i += 2) {
+                from_pair(pairs[i / 2], w.x.dtype, z[i], z[i + 1]);
+                most = fmaxf(most, fmaxf(fabsf(z[i]), fabsf(z[i + 1])));
+            }
+            scale = scale_of(w, c, warp_max<D / 8>(most));
+            if (r >= c.e.rows)
+                continue;
+#pragma unroll
+            for (int i = 0; i < 8; i += 2)
+                *(uint32_t *)element_of<D>(to, r * D + channel_place(chunk * 8 + i)) =
+                    pack_f16(z[i] * scale.by, z[i + 1] * scale.by);
+            if (!chunk)
+                back[r] = scale.back;
+        } else {
+            if (r < c.e.rows)
+                store_shared16(shared_address(to) + chunk_at<2 * D>(r, chunk), pairs);
+        }
+    }
+}
+
+/* Q of a sequence and head; its first vectors have been loaded. */
+template <int DTYPE, int D>
+static __device__ __forceinline__ void bring_rows(const decode_work &w, const cursor &c,
+                                                  vectors_of_q &q, unsigned char *to, float *back)
+{
+    if (!q_has_vectors(w.x)) {
+        if constexpr (DTYPE == GPUNVME_OPS_E4M3)
+            load_scaled_rows<D>(w, c, to, back);
+        else
+            load_turned_rows<DTYPE, D>(w.x, c, to);
+        return;
+    }
+#pragma unroll 1
+    for (int first = 0;;) {
+        store_vectors<DTYPE, D>(w, c, first, q, to, back);
+        first += 2 * THREADS;
+        if (first >= c.e.rows * (D / 8))
+            break;
+        load_vectors<D>(w.x, c, first, q);
     }
 }
 
@@ -565,10 +673,10 @@ static __device__ __forceinline__ void row_of_block(const unsigned char *shared,
     total = 0;
 #pragma unroll
     for (int g = 0; g < s::groups; g++)
-        most = max_or_nan(most, all_most[g * s::keys]);
+        most = max_or_nan(most, all_most[g * s::rows]);
 #pragma unroll
     for (int g = 0; g < s::groups; g++)
-        total += all_total[g * s::keys] * fast_exp2(all_most[g * s::keys] - shift_of(most));
+        total += all_total[g * s::rows] * fast_exp2(all_most[g * s::rows] - shift_of(most));
 }
 
 /* Where a head's results go: to `out` if `whole`, else to a part. */
@@ -600,29 +708,54 @@ static __device__ __forceinline__ void finish_softmax(const cuda_attention &x, c
     ((float *)(shared + s::factor))[r] = factor;
 }
 
-/* 32 channels of all rows, from `first` on: the groups' sums become the block's. */
+/* Sums on their way from warps to the block: 2^shift channels of so many rows of each warp. */
+struct passing {
+    int rows, shift, pitch; /* floats of a row: lanes write to all banks */
+};
+
+/* The fewer rows there are, the more channels they pass at once. */
+template <class s, int D> static __device__ __forceinline__ passing passing_of(int rows)
+{
+    if (s::groups == WARPS && rows <= 4)
+        return {4, D < 128 ? 6 : 7, (D < 128 ? 64 : 128) + 8};
+    if (s::groups == WARPS && rows <= 8)
+        return {8, 6, 64 + 8};
+    return {16, 5, PITCH};
+}
+
+/* Channels of all rows, from `first` on: the groups' sums become the block's. */
 template <class s>
 static __device__ __forceinline__ void finish_channels(const cuda_attention &x, const cursor &c,
                                                        const target &t, const unsigned char *shared,
-                                                       int first)
+                                                       const passing &p, int first)
 {
-    int channel = first + threadIdx.x % 32;
+    int fours = p.shift - 2;
 
-    if (channel >= x.dim_v)
-        return;
 #pragma unroll 1
-    for (int r = threadIdx.x / 32; r < c.e.rows; r += WARPS) {
-        const float *from = (const float *)(shared + s::sums) + r * PITCH + threadIdx.x % 32;
-        float sum = 0;
+    for (int i = threadIdx.x; i < c.e.rows << fours; i += THREADS) {
+        int r = i >> fours, at = (i - (r << fours)) * 4, channel = first + at;
+        const float *from = (const float *)(shared + s::sums) + r * p.pitch + at;
+        float z[4] = {0, 0, 0, 0};
 
+        if (channel >= x.dim_v)
+            continue;
 #pragma unroll
-        for (int g = 0; g < s::groups; g++)
-            sum += from[g * s::keys * PITCH];
-        if (t.whole)
-            store_element(x.out.data, out_at(x, c.e.s, c.head, r) + channel, x.out_dtype,
-                          sum * ((const float *)(shared + s::factor))[r]);
-        else
-            t.to.sums[r * x.dim_v + channel] = sum;
+        for (int g = 0; g < s::groups; g++) {
+            float4 y = *(const float4 *)(from + g * (WARPS / s::groups) * p.rows * p.pitch);
+
+            z[0] += y.x;
+            z[1] += y.y;
+            z[2] += y.z;
+            z[3] += y.w;
+        }
+        if (!t.whole) {
+            *(float4 *)(t.to.sums + r * x.dim_v + channel) = make_float4(z[0], z[1], z[2], z[3]);
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            store_element(x.out.data, out_at(x, c.e.s, c.head, r) + channel + e, x.out_dtype,
+                          z[e] * ((const float *)(shared + s::factor))[r]);
     }
 }
 
@@ -632,7 +765,7 @@ template <class s> static __device__ __forceinline__ int column_of(int n, int c)
     return s::fp8 ? n / 2 * 16 + c * 2 + n % 2 : n * 8 + c;
 }
 
-/* The warps' sums become the block's, 32 channels at a time. */
+/* The warps' sums become the block's, some channels at a time. */
 template <int DTYPE, int D, int MT>
 static __device__ __forceinline__ void finish(const cuda_attention &x, const cursor &c,
                                               const target &t, rows<DTYPE, D, MT> &mine,
@@ -641,7 +774,10 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
     typedef shape<DTYPE, D, MT> s;
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     float *all_most = (float *)(shared + s::most), *all_total = (float *)(shared + s::total);
-    float *sums = (float *)(shared + s::sums) + row * PITCH + column_of<s>(0, lane % 4 * 2);
+    passing p = passing_of<s, D>(c.e.rows);
+    float *sums = (float *)(shared + s::sums) +
+                  ((int)threadIdx.x / 32 * p.rows + lane / 4) * p.pitch +
+                  column_of<s>(0, lane % 4 * 2);
     float scale[2];
 
 #pragma unroll
@@ -670,13 +806,18 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
         if (first >= x.dim_v)
             break;
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int h = 0; h < 2; h++)
+            if (lane / 4 + h * 8 < p.rows)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                sums[i / 2 * 8 * PITCH + column_of<s>(n, i % 2)] =
-                    mine.sums[first / 8 + n][i] * scale[i / 2];
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        sums[h * 8 * p.pitch + first % (1 << p.shift) + column_of<s>(n, i)] =
+                            mine.sums[first / 8 + n][h * 2 + i] * scale[h];
+        if ((first + 32) % (1 << p.shift) != 0 && first + 32 < x.dim_v)
+            continue;
         __syncthreads();
-        finish_channels<s>(x, c, t, shared, first);
+        finish_channels<s>(x, c, t, shared, p, first >> p.shift << p.shift);
         __syncthreads();
     }
 }
@@ -691,22 +832,21 @@ static __global__ void __launch_bounds__(THREADS, (shape<DTYPE, D, MT>::blocks))
     uint32_t base = shared_address(shared);
     int group = threadIdx.x / 32 / MT, stage = 0;
     uint32_t ring = base + (uint32_t)(group * s::ring);
-    split left = {-1, 0, 0};
     loader<DTYPE, D, MT> load;
     rows<DTYPE, D, MT> mine;
 
-    let_next_kernel_start();
-    prefetch_lookups(x);
-    clear_rows<D, MT>(base + s::q);
-    wait_for_kernels_before();
-    shares all = shares_of(w);
-    int64_t at = 0, end = 0;
-    cursor c;
+    plan p;
+    vectors_of_q q;
 
-    if (blockIdx.x < all.blocks) {
-        at = share_begin(all, blockIdx.x);
-        end = share_begin(all, (int64_t)blockIdx.x + 1);
-        c = cursor_at(x, at);
+    let_next_kernel_start();
+    clear_rows<D, MT>(base + s::q);
+    plan_ahead<s::tile, s::size, WARPS>(w, p);
+    int64_t at = p.at, end = p.end;
+    cursor &c = p.c;
+
+    if (at < end) {
+        if (q_has_vectors(x))
+            load_vectors<D>(x, c, 0, q);
         load.at = c;
         load.left = end - at;
         load.stage = 0;
@@ -719,31 +859,36 @@ static __global__ void __launch_bounds__(THREADS, (shape<DTYPE, D, MT>::blocks))
     while (at < end) {
         int count = (int)(end - at < c.e.tiles - c.tile ? end - at : c.e.tiles - c.tile);
         bool begins = !c.tile;
+        sharers with = {0, 0};
         target t = {begins && count == c.e.tiles, part_of(w, blockIdx.x, begins)};
-        int j = (c.e.tile + c.tile) * DECODE_TILE + group * s::keys;
+        int j = (c.e.tile + c.tile) * s::tile + group * s::keys;
 
-        if (begins && !t.whole)
-            left = {c.b, c.head, share_of(all, at + c.e.tiles - 1)};
-        if constexpr (s::fp8)
-            load_scaled_rows<D>(w, c, shared + s::q, (float *)(shared + s::factor));
-        else
-            load_rows<DTYPE, D>(x, c, shared + s::q);
+        if (!t.whole) {
+            with = sharers_of(p.all, at - c.tile, c.e.tiles);
+            if (!threadIdx.x)
+                open_arrivals(w, with);
+        }
+        bring_rows<DTYPE, D>(w, c, q, shared + s::q, (float *)(shared + s::factor));
         __syncthreads();
         mine.begin(x, c, base + s::q, (const float *)(shared + s::factor));
 #pragma unroll 1
-        for (int i = 0; i < count; i++, j += DECODE_TILE) {
+        for (int i = 0; i < count; i++, j += s::tile) {
             cp_async_wait<s::stages - 2>();
             wait_for_group<MT>();
             load.next(x, ring);
             mine.add(w, c, j, ring + (uint32_t)(stage * s::stage));
             stage = stage + 1 < s::stages ? stage + 1 : 0;
         }
-        finish<DTYPE, D, MT>(x, c, t, mine, shared);
+        cursor next = c;
         at += count;
-        advance(x, c, count);
+        advance<s::tile>(x, next, count);
+        if (at < end && q_has_vectors(x))
+            load_vectors<D>(x, next, 0, q);
+        finish<DTYPE, D, MT>(x, c, t, mine, shared);
+        if (!t.whole && arrive(w, with, (int *)(shared + s::most)))
+            combine<WARPS>(w, c, with);
+        c = next;
     }
-    if (!threadIdx.x)
-        w.splits[blockIdx.x] = left;
 }
 
 template <int DTYPE, int D, int MT>
@@ -764,27 +909,41 @@ static int dim_of(const cuda_attention &x)
     return x.dim > x.dim_v ? x.dim : x.dim_v;
 }
 
+template <int DTYPE, int D>
+static gpunvme_ops_status_t launch_rows(const decode_work &w, void *stream)
+{
+    int64_t rows = decode_rows(&w.x);
+
+    return rows <= 16   ? launch<DTYPE, D, 1>(w, stream)
+           : rows <= 32 ? launch<DTYPE, D, 2>(w, stream)
+                        : launch<DTYPE, D, 4>(w, stream);
+}
+
 template <int DTYPE> static gpunvme_ops_status_t launch_of(const decode_work &w, void *stream)
 {
-    bool few = decode_rows(&w.x) <= 16;
     int dim = dim_of(w.x);
 
-    if (dim <= 64)
-        return few ? launch<DTYPE, 64, 1>(w, stream) : launch<DTYPE, 64, 4>(w, stream);
-    if (dim <= 128)
-        return few ? launch<DTYPE, 128, 1>(w, stream) : launch<DTYPE, 128, 4>(w, stream);
-    return few ? launch<DTYPE, 256, 1>(w, stream) : launch<DTYPE, 256, 4>(w, stream);
+    return dim <= 64    ? launch_rows<DTYPE, 64>(w, stream)
+           : dim <= 128 ? launch_rows<DTYPE, 128>(w, stream)
+                        : launch_rows<DTYPE, 256>(w, stream);
+}
+
+template <int DTYPE, int D> static size_t shared_nbytes_of(const cuda_attention &x)
+{
+    int64_t rows = decode_rows(&x);
+
+    return rows <= 16   ? shape<DTYPE, D, 1>::nbytes
+           : rows <= 32 ? shape<DTYPE, D, 2>::nbytes
+                        : shape<DTYPE, D, 4>::nbytes;
 }
 
 template <int DTYPE> static size_t shared_nbytes(const cuda_attention &x)
 {
-    bool few = decode_rows(&x) <= 16;
+    int dim = dim_of(x);
 
-    if (dim_of(x) <= 64)
-        return few ? shape<DTYPE, 64, 1>::nbytes : shape<DTYPE, 64, 4>::nbytes;
-    if (dim_of(x) <= 128)
-        return few ? shape<DTYPE, 128, 1>::nbytes : shape<DTYPE, 128, 4>::nbytes;
-    return few ? shape<DTYPE, 256, 1>::nbytes : shape<DTYPE, 256, 4>::nbytes;
+    return dim <= 64    ? shared_nbytes_of<DTYPE, 64>(x)
+           : dim <= 128 ? shared_nbytes_of<DTYPE, 128>(x)
+                        : shared_nbytes_of<DTYPE, 256>(x);
 }
 
 size_t decode_shared_nbytes(const struct cuda_attention *x)
@@ -806,21 +965,20 @@ static size_t parts_nbytes(const cuda_attention &x)
 
 size_t decode_nbytes(const struct cuda_attention *x)
 {
-    return parts_nbytes(*x) + ops_workspace_part(1, 1, blocks_of(*x), sizeof(split));
+    return parts_nbytes(*x) + ops_workspace_part(1, 1, blocks_of(*x), sizeof(uint64_t));
 }
 
 gpunvme_ops_status_t decode_run(const struct cuda_attention *x, void *workspace, void *stream)
 {
     const decode_work w = {*x,
                            (float *)workspace,
-                           (split *)((char *)workspace + parts_nbytes(*x)),
+                           (uint64_t *)((char *)workspace + parts_nbytes(*x)),
                            decode_part(decode_rows(x), x->dim_v),
                            blocks_of(*x),
-                           x->scale * LOG2_E};
-    gpunvme_ops_status_t status =
-        x->kv_dtype == GPUNVME_OPS_E4M3  ? launch_of<GPUNVME_OPS_E4M3>(w, stream)
-        : x->kv_dtype == GPUNVME_OPS_F16 ? launch_of<GPUNVME_OPS_F16>(w, stream)
-                                         : launch_of<GPUNVME_OPS_BF16>(w, stream);
+                           x->scale * LOG2_E,
+                           cuda_call_tag() << ARRIVAL_BITS};
 
-    return status ? status : decode_combine(&w, stream);
+    return x->kv_dtype == GPUNVME_OPS_E4M3  ? launch_of<GPUNVME_OPS_E4M3>(w, stream)
+           : x->kv_dtype == GPUNVME_OPS_F16 ? launch_of<GPUNVME_OPS_F16>(w, stream)
+                                            : launch_of<GPUNVME_OPS_BF16>(w, stream);
 }

@@ -6,10 +6,9 @@
  * The tiles of all sequences and heads of K have numbers: sequence after sequence, in those head
  * after head, in those along the keys. Each block takes as many tiles that follow each other, so no
  * length makes one block work longer than others. A head's tiles that several blocks share are a
- * *split* one: each of these leaves a part, which combine.cu and mla_combine.cuh combine. A block
- * has at most two parts: of the head that the block before began, and of the one that it leaves to
- * the next.
- * Lengths are read by the kernels alone.
+ * *split* one: each of these leaves a part, which decode_combine.cuh and mla_combine.cuh combine. A
+ * block has at most two parts: of the head that the block before began, and of the one that it
+ * leaves to the next. Lengths are read by the kernels alone.
  */
 #ifndef OPS_ATTENTION_CUDA_DECODE_CUH
 #define OPS_ATTENTION_CUDA_DECODE_CUH
@@ -20,22 +19,15 @@
 #define LN_2      0.693147180559945309417f
 #define ALL_LANES 0xffffffffu
 
-/* The head that a block began and left to others, up to block `last`. */
-struct split {
-    int b, kv_head, last; /* b -1: there is none */
-};
-
 struct decode_work {
     cuda_attention x;
     float *parts;
-    split *splits; /* of each block, for decode_combine() */
-    int64_t part;  /* floats of one */
+    uint64_t *arrivals; /* of each block, at the head that it begins: see arrive() */
+    int64_t part;       /* floats of one */
     int blocks;
     float scale2; /* scores times log2(e): all that follows is in powers of 2 */
+    uint64_t tag; /* of this call, see arrive() */
 };
-
-/* Combines split heads, after the kernel that leaves their parts. */
-gpunvme_ops_status_t decode_combine(const decode_work *w, void *stream);
 
 /*
  * Before the kernels before have ended: lengths and the block table, a line a thread, to the L2
@@ -64,19 +56,26 @@ struct extent {
     int tile, tiles; /* the first, and how many: at least one, to write results without keys */
 };
 
-static __device__ __forceinline__ extent extent_of(const cuda_attention &x, int b)
+template <int TILE = DECODE_TILE>
+static __device__ __forceinline__ extent extent_in(const cuda_attention &x, const cuda_sequence &s)
 {
-    extent e = {sequence_of(x, b), 0, {0, 0}, 0, 0};
+    extent e = {s, 0, {0, 0}, 0, 0};
     int end;
 
     e.rows = e.s.q_len * x.group;
     if (!e.rows)
         return e;
     e.keys = {keys_of(x, e.s, 0).first, keys_of(x, e.s, e.s.q_len - 1).end};
-    e.tile = e.keys.first / DECODE_TILE;
-    end = e.keys.end > 0 ? (e.keys.end + DECODE_TILE - 1) / DECODE_TILE : 0;
+    e.tile = e.keys.first / TILE;
+    end = e.keys.end > 0 ? (e.keys.end + TILE - 1) / TILE : 0;
     e.tiles = end > e.tile ? end - e.tile : 1;
     return e;
+}
+
+template <int TILE = DECODE_TILE>
+static __device__ __forceinline__ extent extent_of(const cuda_attention &x, int b)
+{
+    return extent_in<TILE>(x, sequence_of(x, b));
 }
 
 /* A sequence, and the number of its first tile. */
@@ -86,13 +85,15 @@ struct place {
 };
 
 /* The one that has a tile. If none has, b is the batch, and `first` how many tiles there are. */
+template <int TILE = DECODE_TILE>
 static __device__ __noinline__ place place_of(const cuda_attention &x, int64_t tile)
 {
     int lane = threadIdx.x % 32;
     int64_t before = 0;
 
     for (int base = 0; base < x.batch; base += 32) {
-        int n = base + lane < x.batch ? extent_of(x, base + lane).tiles * x.kv_heads : 0, sum = n;
+        int n = base + lane < x.batch ? extent_of<TILE>(x, base + lane).tiles * x.kv_heads : 0,
+            sum = n;
 
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -116,9 +117,10 @@ struct shares {
     int64_t tiles, blocks;
 };
 
+template <int TILE = DECODE_TILE>
 static __device__ __forceinline__ shares shares_of(const decode_work &w)
 {
-    int64_t tiles = place_of(w.x, INT64_MAX).first;
+    int64_t tiles = place_of<TILE>(w.x, INT64_MAX).first;
 
     return {tiles, tiles < w.blocks ? tiles : w.blocks};
 }
@@ -140,10 +142,11 @@ struct cursor {
     int b, head, tile;
 };
 
+template <int TILE = DECODE_TILE>
 static __device__ __forceinline__ cursor cursor_at(const cuda_attention &x, int64_t tile)
 {
-    place p = place_of(x, tile);
-    cursor c = {extent_of(x, p.b), p.b, 0, 0};
+    place p = place_of<TILE>(x, tile);
+    cursor c = {extent_of<TILE>(x, p.b), p.b, 0, 0};
 
     c.head = (int)((tile - p.first) / c.e.tiles);
     c.tile = (int)((tile - p.first) % c.e.tiles);
@@ -151,6 +154,7 @@ static __device__ __forceinline__ cursor cursor_at(const cuda_attention &x, int6
 }
 
 /* By no more tiles than the head has; to the batch's end if there is nothing more. */
+template <int TILE = DECODE_TILE>
 static __device__ __forceinline__ void advance(const cuda_attention &x, cursor &c, int tiles)
 {
     c.tile += tiles;
@@ -163,7 +167,7 @@ static __device__ __forceinline__ void advance(const cuda_attention &x, cursor &
     do {
         if (++c.b >= x.batch)
             return;
-        c.e = extent_of(x, c.b);
+        c.e = extent_of<TILE>(x, c.b);
     } while (!c.e.tiles);
 }
 

@@ -13,8 +13,12 @@
  */
 void *cuda_driver_function(const char *name);
 
-/* The current device's sm, such as 90; 0 if it cannot tell. */
+/*
+ * Within a call of an operator: the current device's sm, such as 90, and number; 0 and -1 if it
+ * cannot tell.
+ */
 int cuda_sm(void);
+int cuda_device(void);
 
 /*
  * Like cuda_allow_shared(), which is in launch.h: the kernel's multiprocessors have as much shared

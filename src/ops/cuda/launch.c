@@ -52,10 +52,11 @@ static gpunvme_ops_status_t ask_device(int index, struct gpunvme_ops_capability 
     return GPUNVME_OPS_OK;
 }
 
-/* The current device. Each call asks several times, so a thread remembers the last one. */
+static _Thread_local struct gpunvme_ops_capability last; /* units 0: there is none yet */
+
+/* The current device, which a thread remembers. */
 static gpunvme_ops_status_t current_device(const struct gpunvme_ops_capability **device)
 {
-    static _Thread_local struct gpunvme_ops_capability last; /* units 0: there is none yet */
     int index, error = cudaGetDevice(&index);
 
     *device = &last;
@@ -67,18 +68,33 @@ static gpunvme_ops_status_t current_device(const struct gpunvme_ops_capability *
     return ask_device(index, &last);
 }
 
+/* Each call of an operator begins with current_device(): what follows need not ask again. */
+static const struct gpunvme_ops_capability *known_device(void)
+{
+    const struct gpunvme_ops_capability *device = &last;
+
+    return last.units || !current_device(&device) ? device : NULL;
+}
+
 int cuda_units(void)
 {
-    const struct gpunvme_ops_capability *device;
+    const struct gpunvme_ops_capability *device = known_device();
 
-    return current_device(&device) ? 1 : device->units;
+    return device ? device->units : 1;
 }
 
 int cuda_sm(void)
 {
-    const struct gpunvme_ops_capability *device;
+    const struct gpunvme_ops_capability *device = known_device();
 
-    return current_device(&device) ? 0 : device->sm;
+    return device ? device->sm : 0;
+}
+
+int cuda_device(void)
+{
+    const struct gpunvme_ops_capability *device = known_device();
+
+    return device ? device->index : -1;
 }
 
 int ops_cuda_has_clusters(int sm)

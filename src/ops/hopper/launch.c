@@ -94,20 +94,19 @@ gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_gri
     cudaLaunchConfig_t config = config_of((int)grid->rows, 1, NULL, attributes);
     uint32_t pairs = hopper_grid_size(grid);
     gpunvme_ops_status_t status = cuda_allow_shared(kernel, HOPPER_SHARED_NBYTES);
-    int device, room = 0, error = cudaGetDevice(&device);
+    int device = cuda_device(), is_known = device >= 0 && device < DEVICES;
+    int room = is_known ? known[device][grid->rows - 1] : 0, error = cudaSuccess;
 
     if (status)
         return status;
-    if (!error && device < DEVICES)
-        room = known[device][grid->rows - 1];
-    if (!error && !room)
+    if (!room)
         error = cudaOccupancyMaxActiveClusters(&room, kernel, &config);
     if (error)
         return cuda_status(error, "asking how many clusters there can be");
     if (room < 1)
         return ops_fail(GPUNVME_OPS_ERR_DEVICE, "this GPU has no room for clusters of %d blocks",
                         (int)grid->rows);
-    if (device < DEVICES)
+    if (is_known)
         known[device][grid->rows - 1] = room;
     *clusters = pairs < (uint32_t)room ? pairs : (uint32_t)room;
     return GPUNVME_OPS_OK;

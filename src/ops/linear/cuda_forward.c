@@ -3,6 +3,7 @@
  * The linear layer forward on the GPU: a product with an epilogue, or a pass after it.
  */
 #include <limits.h>
+#include <string.h>
 
 #include "ops/linear/cuda.h"
 
@@ -18,7 +19,7 @@ static const struct rung rungs[5] = {
     {PRODUCTS_BEST_OF_ALL, 1, 1, 0}, {PRODUCTS_BEST_OF_ALL, 1, 0, 1},
 };
 
-static struct cuda_product forward_product(const struct gpunvme_linear *p)
+static struct cuda_product make_product(const struct gpunvme_linear *p)
 {
     struct cuda_product x = {
         .m = p->rows,
@@ -41,6 +42,21 @@ static struct cuda_product forward_product(const struct gpunvme_linear *p)
 
     cuda_set_vectors(&x);
     return x;
+}
+
+/* A call asks for its product several times, from the choice of the variant to its run. */
+static struct cuda_product forward_product(const struct gpunvme_linear *p)
+{
+    static _Thread_local struct {
+        struct gpunvme_linear descriptor;
+        struct cuda_product product;
+    } last; /* of nothing at first, which no call has */
+
+    if (memcmp(&last.descriptor, p, sizeof(*p)) != 0) {
+        last.product = make_product(p);
+        memcpy(&last.descriptor, p, sizeof(*p));
+    }
+    return last.product;
 }
 
 /* The product alone, to f32 in the workspace, where it is not fused. */

@@ -4,6 +4,7 @@
  * and the ladder.
  */
 #include <limits.h>
+#include <string.h>
 
 #include "ops/matmul/matmul.h"
 #include "ops/matmul/product.h"
@@ -22,9 +23,9 @@ static struct cuda_operand operand(const void *data, int64_t rows, int64_t cols,
     return x;
 }
 
-static struct cuda_product product_of(const struct ops_call *call)
+static struct cuda_product make_product(const struct gpunvme_matmul *descriptor)
 {
-    struct gpunvme_matmul normal = matmul_normal_form(call->descriptor);
+    struct gpunvme_matmul normal = matmul_normal_form(descriptor);
     const struct gpunvme_matmul *p = &normal;
     struct cuda_product x = {
         .m = p->m,
@@ -49,6 +50,21 @@ static struct cuda_product product_of(const struct ops_call *call)
 
     cuda_set_vectors(&x);
     return x;
+}
+
+/* A call asks for its product several times, from the choice of the variant to its run. */
+static struct cuda_product product_of(const struct ops_call *call)
+{
+    static _Thread_local struct {
+        struct gpunvme_matmul descriptor;
+        struct cuda_product product;
+    } last; /* of nothing at first, which no call has */
+
+    if (memcmp(&last.descriptor, call->descriptor, sizeof(last.descriptor)) != 0) {
+        last.product = make_product(call->descriptor);
+        memcpy(&last.descriptor, call->descriptor, sizeof(last.descriptor));
+    }
+    return last.product;
 }
 
 static size_t workspace(const struct ops_variant *variant, const struct ops_call *call)

@@ -17,8 +17,6 @@
 #include <math.h>
 #include <string.h>
 
-#include <cuda_runtime_api.h>
-
 #include "ops/cuda/driver.h"
 #include "ops/hopper/tile.h"
 #include "ops/matmul/few.h"
@@ -204,11 +202,9 @@ struct cuda_plan cuda_plan_of(const struct cuda_product *p, enum cuda_level leve
         struct key key;
         struct cuda_plan plan;
     } all[64], *known;
-    int device = 0;
+    int device = cuda_device();
     struct key key;
 
-    if (cudaGetDevice(&device))
-        device = -1;
     memset(&key, 0, sizeof(key));
     key = (struct key){p->m,         p->n,         p->k,       p->batch, p->a.stride, p->b.stride,
                        p->a.rs,      p->a.cs,      p->b.rs,    p->b.cs,  p->dtype,    p->compute,

@@ -111,6 +111,39 @@ static void another_context_or_device_is_asked_again(void **state)
     assert_int_equal(emulated_questions, before);
 }
 
+/* What is remembered of a call is of its operands, too. */
+static void a_call_with_other_operands_is_another_one(void **state)
+{
+    static _Alignas(128) uint16_t other[256];
+
+    (void)state;
+    memset(a, 0, sizeof(a));
+    for (int i = 0; i < 256; i++)
+        other[i] = 0x3f80; /* 1 */
+    for (int i = 0; i < 512; i++)
+        b[i] = 0x3f80;
+    for (int turn = 0; turn < 2; turn++)
+        for (int ones = 0; ones < 2; ones++) {
+            const struct gpunvme_matmul p = {.batch = 1,
+                                             .m = 2,
+                                             .n = 8,
+                                             .k = 64,
+                                             .a = ones ? other : a,
+                                             .b = b,
+                                             .c = c,
+                                             .lda = 64,
+                                             .ldb = 8,
+                                             .ldc = 8,
+                                             .alpha = 1,
+                                             .dtype = GPUNVME_OPS_BF16,
+                                             .out_dtype = GPUNVME_OPS_BF16};
+
+            expect_ok(gpunvme_matmul(&p, &gpu));
+            for (int i = 0; i < 16; i++)
+                assert_int_equal(c[i], ones ? 0x4280 : 0); /* 64 */
+        }
+}
+
 static void shared_memory_that_was_allowed_stays_so(void **state)
 {
     static const char kernel;
@@ -178,6 +211,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_call_like_one_before_asks_nothing),
         cmocka_unit_test(another_context_or_device_is_asked_again),
+        cmocka_unit_test(a_call_with_other_operands_is_another_one),
         cmocka_unit_test(shared_memory_that_was_allowed_stays_so),
         cmocka_unit_test(threads_at_once_are_each_allowed_what_they_want),
     };

@@ -549,11 +549,12 @@ static void a_queue_that_the_controller_refuses_leaves_nothing_behind(void **sta
 static void a_queue_whose_creation_is_lost_is_not_freed_under_the_controller(void **state)
 {
     static const uint8_t opcodes[] = {GPUNVME_ADMIN_CREATE_CQ, GPUNVME_ADMIN_CREATE_SQ};
+    struct gpunvme_ctrl_opts opts = impatient();
 
     (void)state;
     for (unsigned i = 0; i < 2; i++) {
         struct mock *m = mock_open();
-        struct gpunvme_ctrl *ctrl = bring_up(m);
+        struct gpunvme_ctrl *ctrl = bring_up_with(m, &opts);
         size_t before = mock_nbytes(m);
         struct gpunvme_ioq *ioq;
 
@@ -571,11 +572,12 @@ static void a_queue_that_cannot_be_deleted_goes_with_a_reset(void **state)
 {
     static const uint8_t opcodes[] = {GPUNVME_ADMIN_DELETE_SQ, GPUNVME_ADMIN_DELETE_CQ};
     static const enum mock_fate fates[] = {MOCK_STATUS, MOCK_LOST};
+    struct gpunvme_ctrl_opts opts = impatient();
 
     (void)state;
     for (unsigned i = 0; i < 4; i++) {
         struct mock *m = mock_open();
-        struct gpunvme_ctrl *ctrl = bring_up(m);
+        struct gpunvme_ctrl *ctrl = bring_up_with(m, &opts);
         struct gpunvme_ioq *ioq, *other;
 
         assert_ok(gpunvme_ioq_create(ctrl, 4, &ioq));
@@ -1066,12 +1068,11 @@ static void a_hundred_lost_aborts_leave_the_admin_queue_empty(void **state)
 
 static void without_recovery_a_timeout_ends_everything(void **state)
 {
-    struct gpunvme_ctrl_opts opts;
+    struct gpunvme_ctrl_opts opts = impatient();
     struct gpunvme_token tokens[2], more;
     struct line l;
 
     (void)state;
-    gpunvme_ctrl_opts_init(&opts);
     opts.no_recovery = true;
     l = line_open_with(&opts);
     mock_on_io(l.m, -1, -1, MOCK_LOST, 0);
@@ -1090,12 +1091,11 @@ static void without_recovery_a_timeout_ends_everything(void **state)
 
 static void without_recovery_a_lost_queue_command_ends_everything_too(void **state)
 {
-    struct gpunvme_ctrl_opts opts;
+    struct gpunvme_ctrl_opts opts = impatient();
     struct gpunvme_ioq *ioq;
     struct line l;
 
     (void)state;
-    gpunvme_ctrl_opts_init(&opts);
     opts.no_recovery = true;
     l = line_open_with(&opts);
     mock_on_admin(l.m, GPUNVME_ADMIN_CREATE_SQ, 0, MOCK_LOST, 0);

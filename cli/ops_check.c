@@ -247,8 +247,12 @@ static void check_type(const struct args *args, const struct gpunvme_ops_variant
 /* One that may be E4M3. */
 static bool has_cache(const struct gpunvme_ops_variant *v)
 {
-    return (v->op == GPUNVME_OPS_ATTENTION_PAGED || v->op == GPUNVME_OPS_KV_APPEND) &&
-           strcmp(v->name, "mla") != 0;
+    static const char *const without[] = {"mla", "flash2", "hopper"};
+
+    for (size_t i = 0; i < sizeof(without) / sizeof(without[0]); i++)
+        if (!strcmp(v->name, without[i]))
+            return false;
+    return v->op == GPUNVME_OPS_ATTENTION_PAGED || v->op == GPUNVME_OPS_KV_APPEND;
 }
 
 /*

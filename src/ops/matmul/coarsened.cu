@@ -55,32 +55,45 @@ template <int WIDTH, int WAY> struct share {
     const char *from;
     int64_t step, back; /* to the next piece; from the last one to the next stage's first */
     uint32_t to;        /* from the stage's beginning */
+    int valid;          /* along x: bytes of a piece that there are; along k: pieces */
+    bool vectors;       /* along x: 16 bytes may be read at once */
 };
 
 template <int WIDTH, int WAY>
-static __device__ __forceinline__ share<WIDTH, WAY> share_of(const source &s)
+static __device__ __forceinline__ share<WIDTH, WAY> share_of(const source &s, bool vectors)
 {
     typedef share<WIDTH, WAY> mine;
+    const int down_step = THREADS / mine::ACROSS;
     int along = threadIdx.x % mine::ACROSS, down = threadIdx.x / mine::ACROSS;
     int k = WAY == ALONG_X ? down : along, x = WAY == ALONG_X ? along * 4 : down;
     mine m;
 
     m.from = s.data + k * s.stride_k + x * s.stride_x;
-    m.step = THREADS / mine::ACROSS * (WAY == ALONG_X ? s.stride_k : s.stride_x);
+    m.step = down_step * (WAY == ALONG_X ? s.stride_k : s.stride_x);
     m.back = TILE_K * s.stride_k - (mine::COUNT - 1) * m.step;
     m.to = (uint32_t)(k * mine::LD + x) * 4;
+    m.valid = s.left > WIDTH ? WIDTH : (int)s.left;
+    m.valid = WAY == ALONG_X ? (m.valid - x) * 4 : (m.valid - x + down_step - 1) / down_step;
+    m.valid = m.valid < 0 ? 0 : m.valid > 16 ? 16 : m.valid;
+    m.vectors = vectors;
     return m;
 }
 
-/* Enqueues the copy of piece i, after that of piece i - 1. */
-template <int WIDTH, int WAY>
+/* Enqueues the copy of piece i, after that of piece i - 1. Rows that are not there along k are not
+ * written: nobody stores what is made of them. */
+template <int EDGE, int WIDTH, int WAY>
 static __device__ __forceinline__ void copy_piece(uint32_t stage, share<WIDTH, WAY> &m, int i)
 {
     const int down = THREADS / m.ACROSS;
 
-    if (WAY == ALONG_X) {
-        cp_async16(stage + m.to + i * (down * m.LD * 4), m.from, 16);
-    } else {
+    if (WAY == ALONG_X && (!EDGE || m.vectors)) {
+        cp_async16(stage + m.to + i * (down * m.LD * 4), m.from, EDGE ? m.valid : 16);
+    } else if (WAY == ALONG_X) {
+#pragma unroll
+        for (int x = 0; x < 16; x += 4)
+            cp_async4(stage + m.to + i * (down * m.LD * 4) + x, m.from + (x < m.valid ? x : 0),
+                      x < m.valid ? 4 : 0);
+    } else if (!EDGE || i < m.valid) {
 #pragma unroll
         for (int k = 0; k < TILE_K; k += m.ACROSS)
             cp_async4(stage + m.to + (k * m.LD + i * down) * 4, m.from + k * 4, 4);
@@ -88,12 +101,12 @@ static __device__ __forceinline__ void copy_piece(uint32_t stage, share<WIDTH, W
     m.from += i == m.COUNT - 1 ? m.back : m.step;
 }
 
-template <int WIDTH, int WAY>
+template <int EDGE, int WIDTH, int WAY>
 static __device__ __forceinline__ void copy_whole(uint32_t stage, share<WIDTH, WAY> &m)
 {
 #pragma unroll
     for (int i = 0; i < m.COUNT; i++)
-        copy_piece(stage, m, i);
+        copy_piece<EDGE>(stage, m, i);
 }
 
 /*
@@ -203,37 +216,36 @@ static __device__ __forceinline__ uint32_t after(uint32_t at, uint32_t size)
     return at + size == STAGES * size ? 0 : at + size;
 }
 
-template <int TM, int WAY_A, int WAY_B>
+template <int EDGE, int TM, int WAY_A, int WAY_B>
 static __device__ __forceinline__ void start(work<TM, WAY_A, WAY_B> &w, const cuda_product &p,
                                              const stage<TM> *stages, const tile_place &at)
 {
-    bool aligned = (WAY_A == ALONG_K || p.a.vectors) && (WAY_B == ALONG_K || p.b.vectors);
-
     cuda_piece piece = cuda_piece_of(&p, at.batch);
 
     w.k = piece.k;
     w.from_a = source_of(p.a, p.a.rs, p.a.cs, piece, at.row, p.m);
     w.from_b = source_of(p.b, p.b.cs, p.b.rs, piece, at.col, p.n);
-    w.a = share_of<TM * 16, WAY_A>(w.from_a);
-    w.b = share_of<TILE_N, WAY_B>(w.from_b);
+    w.a = share_of<TM * 16, WAY_A>(w.from_a, WAY_A == ALONG_K || p.a.vectors);
+    w.b = share_of<TILE_N, WAY_B>(w.from_b, WAY_B == ALONG_K || p.b.vectors);
     w.steps = (uint32_t)((w.k + TILE_K - 1) / TILE_K); /* 2^32 of them fit in no memory */
-    w.whole = aligned && w.from_a.left >= TM * 16 && w.from_b.left >= TILE_N
-                  ? (uint32_t)(w.k / TILE_K)
-                  : 0;
+    w.whole =
+        EDGE || (w.from_a.left >= TM * 16 && w.from_b.left >= TILE_N && w.a.vectors && w.b.vectors)
+            ? (uint32_t)(w.k / TILE_K)
+            : 0;
     w.base = shared_address(stages);
     w.fill = w.use = 0;
 }
 
 /* Enqueues the copies of step `next`, if there is one. */
-template <int TM, int WAY_A, int WAY_B>
+template <int EDGE, int TM, int WAY_A, int WAY_B>
 static __device__ __forceinline__ void bring(work<TM, WAY_A, WAY_B> &w, uint32_t next)
 {
     uint32_t a = w.base + w.fill, b = a + TILE_K * w.a.LD * 4;
     int64_t k = (int64_t)next * TILE_K;
 
     if (next < w.whole) {
-        copy_whole(a, w.a);
-        copy_whole(b, w.b);
+        copy_whole<EDGE>(a, w.a);
+        copy_whole<EDGE>(b, w.b);
     } else if (next < w.steps) {
         copy_edge<TM * 16, WAY_A>(a, w.from_a, k, w.k);
         copy_edge<TILE_N, WAY_B>(b, w.from_b, k, w.k);
@@ -247,7 +259,7 @@ static __device__ __forceinline__ void bring(work<TM, WAY_A, WAY_B> &w, uint32_t
  * that is left. Registers are loaded for the next k while this one's are multiplied, from the next
  * stage too. Copies are spread, for a load waits for the copies before it.
  */
-template <int TM, int WAY_A, int WAY_B>
+template <int EDGE, int TM, int WAY_A, int WAY_B>
 static __device__ __forceinline__ uint32_t multiply_whole(work<TM, WAY_A, WAY_B> &w,
                                                           float (&sums)[TM][8],
                                                           const stage<TM> *stages, int row, int col)
@@ -286,16 +298,16 @@ static __device__ __forceinline__ uint32_t multiply_whole(work<TM, WAY_A, WAY_B>
 #pragma unroll
             for (int i = k * TOGETHER; i < (k + 1) * TOGETHER; i++)
                 if (i < w.a.COUNT)
-                    copy_piece(to_a, w.a, i);
+                    copy_piece<EDGE>(to_a, w.a, i);
                 else if (i < w.a.COUNT + w.b.COUNT)
-                    copy_piece(to_b, w.b, i - w.a.COUNT);
+                    copy_piece<EDGE>(to_b, w.b, i - w.a.COUNT);
             multiply_add<TM>(sums, x[k % 2], y[k % 2]);
         }
     }
     return step;
 }
 
-template <int TM, int WAY_A, int WAY_B>
+template <int TM, int WAY_A, int WAY_B, int EDGE>
 static __device__ __forceinline__ void multiply_tile(const cuda_product &p, stage<TM> *stages,
                                                      const tile_place &at, int row, int col)
 {
@@ -303,16 +315,16 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, stag
     float sums[TM][8] = {};
     uint32_t step;
 
-    start(w, p, stages, at);
+    start<EDGE>(w, p, stages, at);
     for (uint32_t next = 0; next < STAGES - 1; next++)
-        bring(w, next);
-    step = multiply_whole(w, sums, stages, row, col);
+        bring<EDGE>(w, next);
+    step = multiply_whole<EDGE>(w, sums, stages, row, col);
     for (; step < w.steps; step++) {
         const stage<TM> *from = (const stage<TM> *)((const char *)stages + w.use);
 
         cp_async_wait<STAGES - 2>();
         __syncthreads();
-        bring(w, step + STAGES - 1);
+        bring<EDGE>(w, step + STAGES - 1);
 #pragma unroll 4
         for (int k = 0; k < TILE_K; k++) {
             float x[TM], y[8];
@@ -327,8 +339,10 @@ static __device__ __forceinline__ void multiply_tile(const cuda_product &p, stag
 }
 
 /* A warp's threads are 4 x 8: it reads 16 neighbouring values of A, and 32 of B. */
-template <int TM, int WAY_A, int WAY_B>
-static __global__ void __launch_bounds__(THREADS, TM == 8 ? 2 : 1) multiply(const cuda_product p)
+template <int TM, int WAY_A, int WAY_B, int EDGE>
+static __global__ void __launch_bounds__(THREADS, TM == 4   ? 3
+                                                  : TM == 8 ? 2
+                                                            : 1) multiply(const cuda_product p)
 {
     stage<TM> *stages = (stage<TM> *)dynamic_shared();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -338,27 +352,47 @@ static __global__ void __launch_bounds__(THREADS, TM == 8 ? 2 : 1) multiply(cons
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         tile_place at = place_of(p, tile, TM * 16, TILE_N);
 
-        multiply_tile<TM, WAY_A, WAY_B>(p, stages, at, row, col);
+        multiply_tile<TM, WAY_A, WAY_B, EDGE>(p, stages, at, row, col);
         __syncthreads(); /* nobody reads the stages of this tile any more */
     }
 }
 
-/* The larger tile needs fewer loads for each FFMA, but only where there is one for each SM. */
+/* Have all tiles all their rows and columns, and are 16 bytes along x aligned? */
+static bool is_even(const cuda_product &p, int height)
+{
+    return p.m % height == 0 && p.n % TILE_N == 0 && (p.a.rs != 1 || p.a.vectors) &&
+           (p.b.cs != 1 || p.b.vectors);
+}
+
+/*
+ * The larger a tile, the fewer loads it needs for each FFMA, but there must be one for each SM.
+ * Where tiles have edges, other kernels copy only what there is; a tile of 256 rows with an edge is
+ * one of so many others that it may be slow.
+ */
 gpunvme_ops_status_t cuda_multiply_coarsened(const struct cuda_product *p, void *workspace,
                                              void *stream, struct cuda_launch *launch)
 {
-    static const cuda_tiling large = {256, TILE_N, 16, 8, THREADS, STAGES * sizeof(stage<16>)};
-    static const cuda_tiling small = {128, TILE_N, 8, 8, THREADS, STAGES * sizeof(stage<8>)};
-    typedef void (*kernel)(const cuda_product);
-    static const kernel kernels[2][2][2] = {
-        {{multiply<16, ALONG_X, ALONG_X>, multiply<16, ALONG_X, ALONG_K>},
-         {multiply<16, ALONG_K, ALONG_X>, multiply<16, ALONG_K, ALONG_K>}},
-        {{multiply<8, ALONG_X, ALONG_X>, multiply<8, ALONG_X, ALONG_K>},
-         {multiply<8, ALONG_K, ALONG_X>, multiply<8, ALONG_K, ALONG_K>}},
+    static const cuda_tiling tilings[3] = {
+        {64, TILE_N, 4, 8, THREADS, STAGES * sizeof(stage<4>)},
+        {128, TILE_N, 8, 8, THREADS, STAGES * sizeof(stage<8>)},
+        {256, TILE_N, 16, 8, THREADS, STAGES * sizeof(stage<16>)},
     };
-    bool few = cuda_tiles(p, large.tile_m, large.tile_n) < cuda_units();
+    typedef void (*kernel)(const cuda_product);
+#define WAYS(tm, edge)                                                                             \
+    {                                                                                              \
+        {multiply<tm, ALONG_X, ALONG_X, edge>, multiply<tm, ALONG_X, ALONG_K, edge>},              \
+        {                                                                                          \
+            multiply<tm, ALONG_K, ALONG_X, edge>, multiply<tm, ALONG_K, ALONG_K, edge>             \
+        }                                                                                          \
+    }
+    static const kernel kernels[3][2][2] = {WAYS(4, 1), WAYS(8, 1), WAYS(16, 0)};
+    static const kernel even[2][2] = WAYS(8, 0);
+    int height = p->height ? p->height : cuda_coarsened_height(p), size = height / 128;
+    int k_of_a = p->a.rs != 1, k_of_b = p->b.cs != 1;
 
     (void)workspace;
-    return cuda_launch_tiles((const void *)kernels[few][p->a.rs != 1][p->b.cs != 1], p,
-                             few ? &small : &large, stream, launch);
+    return cuda_launch_tiles((const void *)(height == 128 && is_even(*p, height)
+                                                ? even[k_of_a][k_of_b]
+                                                : kernels[size][k_of_a][k_of_b]),
+                             p, &tilings[size], stream, launch);
 }

@@ -29,12 +29,18 @@
 #define COPY_RATE   (700.0)  /* read once and written once */
 #define READ_RATE   (2400.0) /* memory's */
 #define LOAD_RATE   36.0     /* the L2's, of one multiprocessor */
-#define COARSENED   155.0    /* of 128 x 128 for one of k */
 #define TENSORCORE  26.0     /* likewise, two blocks together, each half of that */
 #define UNALIGNED   2.5      /* times that, if elements are gathered one by one */
 #define FP8         4.4 /* a step of a column, where other types have 4: sums are added in f32 */
 #define MOST        48  /* pieces */
 #define MOST_OF_192 2   /* of tiles that are 192 wide: with more these lost to others */
+#define MOST_OF_F32 132
+
+/* Of coarsened, for one of k: tiles of so many rows and 128 columns. */
+static const struct {
+    int rows;
+    double clocks;
+} coarsened[] = {{64, 96}, {128, 162}, {256, 315}};
 
 enum cuda_level cuda_level(void)
 {
@@ -65,6 +71,7 @@ struct way {
     double before;                 /* clocks of copies */
     int64_t room;
     int width;
+    int most, waves; /* pieces that are tried: so many, and so many waves of them */
 };
 
 /* (Sizes may be such that 64 bits do not hold their product.) */
@@ -95,18 +102,21 @@ static void consider(struct cuda_plan *best, const struct way *way, const struct
     int64_t unit = way->depth > 64 ? way->depth : 64, units_of_k = up(p->k, unit) / unit;
     double tiles = tiles_of(way, p);
 
-    for (int64_t pieces = 1;
-         pieces <= (way->width == 192 ? MOST_OF_192 : MOST) && pieces <= units_of_k / 2 + 1;
-         pieces++) {
+    for (int64_t pieces = 1; pieces <= way->most && pieces <= units_of_k / 2 + 1; pieces++) {
         int64_t chunk = up((units_of_k + pieces - 1) / pieces * unit, unit);
         int64_t made = (p->k + chunk - 1) / chunk;
         double clocks;
 
-        if (pieces > 1 && (tiles * (double)pieces > 4 * (double)way->room || made != pieces))
+        if (pieces > 1 &&
+            (tiles * (double)pieces > way->waves * (double)way->room || made != pieces))
             continue;
         clocks = clocks_of(way, p, chunk, pieces);
         if (!best->engine || clocks < best->clocks)
-            *best = (struct cuda_plan){way->engine, way->width, (int)pieces, chunk, clocks};
+            *best = (struct cuda_plan){.engine = way->engine,
+                                       .width = way->width,
+                                       .pieces = (int)pieces,
+                                       .chunk = chunk,
+                                       .clocks = clocks};
     }
 }
 
@@ -122,8 +132,16 @@ static void consider_hopper(struct cuda_plan *best, const struct cuda_product *p
     double shared = width > 64 && (down % 2 == 0 || down > 15) ? 2 : 1;
     double rows = p->m < 128 ? (double)p->m / 128 : 1;
     double loads = (128 * 128 * rows + 128.0 * width / shared) / LOAD_RATE;
-    struct way way = {&cuda_engines[CUDA_HOPPER], 128,   width, depth, above(clocks * width, loads),
-                      copied / COPY_RATE,         units, width};
+    struct way way = {&cuda_engines[CUDA_HOPPER],
+                      128,
+                      width,
+                      depth,
+                      above(clocks * width, loads),
+                      copied / COPY_RATE,
+                      units,
+                      width,
+                      width == 192 ? MOST_OF_192 : MOST,
+                      4};
 
     x.width = width;
     if (cuda_suits_hopper(&x))
@@ -137,34 +155,48 @@ static struct cuda_plan few_plan(const struct cuda_product *p)
     static const struct cuda_engine few = {.multiply = cuda_multiply_few,
                                            .misaligned = cuda_misaligned_hopper};
 
-    return (struct cuda_plan){&few, few_lines(p, cuda_units()), 1, p->k, 0};
+    return (struct cuda_plan){
+        .engine = &few, .width = few_lines(p, cuda_units()), .pieces = 1, .chunk = p->k};
+}
+
+static void consider_coarsened(struct cuda_plan *best, const struct cuda_product *p, int units)
+{
+    for (size_t i = 0; i < sizeof(coarsened) / sizeof(coarsened[0]); i++) {
+        struct way way = {&cuda_engines[CUDA_COARSENED],
+                          coarsened[i].rows,
+                          128,
+                          1,
+                          coarsened[i].clocks,
+                          0,
+                          units,
+                          0,
+                          MOST_OF_F32,
+                          12};
+        double before = best->clocks;
+
+        consider(best, &way, p);
+        if (best->clocks != before)
+            best->height = best->pieces > 1 || coarsened[i].rows != cuda_coarsened_height(p)
+                               ? coarsened[i].rows
+                               : 0;
+    }
 }
 
 static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level level)
 {
     int units = cuda_units();
-    struct cuda_plan best = {NULL, 0, 1, p->k, 0};
+    struct cuda_plan best = {.pieces = 1, .chunk = p->k};
 
     if (p->dtype == GPUNVME_OPS_F32 && p->compute == GPUNVME_OPS_COMPUTE_F32) {
-        const struct way large = {.tile_m = 256, .tile_n = 128};
-        int few = tiles_of(&large, p) < units;
-        struct way way = {&cuda_engines[CUDA_COARSENED],
-                          few ? 128 : 256,
-                          128,
-                          1,
-                          few ? COARSENED : 2 * 135.0,
-                          0,
-                          units,
-                          0};
-
-        consider(&best, &way, p);
+        consider_coarsened(&best, p, units);
     } else if (cuda_is_fp8(p->dtype)) {
         for (int width = 256; width >= 128; width /= 2)
             consider_hopper(&best, p, width, units);
     } else {
         int tf32 = p->dtype == GPUNVME_OPS_F32, gathers = !p->a.pitched || !p->b.pitched;
         double step = TENSORCORE * (tf32 ? 2.5 : 1) * (gathers ? UNALIGNED : 1);
-        struct way way = {&cuda_engines[CUDA_TENSORCORE], 128, 128, 1, step * 1.4, 0, 2 * units, 0};
+        struct way way = {
+            &cuda_engines[CUDA_TENSORCORE], 128, 128, 1, step * 1.4, 0, 2 * units, 0, MOST, 4};
 
         consider(&best, &way, p);
         if (level == CUDA_ANY_HOPPER) {
@@ -234,7 +266,8 @@ const struct cuda_engine *cuda_best_engine(const struct cuda_product *p, enum cu
         !(cuda_is_fp8(p->dtype) && !cuda_skinny_reads_vectors(p)))
         return &cuda_engines[CUDA_SKINNY];
     plan = cuda_plan_of(p, level);
-    return plan.pieces == 1 && plan.width % 256 == 0 ? plan.engine : &cuda_engines[CUDA_SHAPED];
+    return plan.pieces == 1 && plan.width % 256 == 0 && !plan.height ? plan.engine
+                                                                     : &cuda_engines[CUDA_SHAPED];
 }
 
 /* The product of the pieces, whose sums lie below each other, and in the rung's own terms. */
@@ -244,6 +277,7 @@ static struct cuda_product planned(const struct cuda_product *p, const struct cu
     struct cuda_product x = *p;
 
     x.width = plan->width;
+    x.height = plan->height;
     if (plan->pieces < 2)
         return x;
     x.pieces = plan->pieces;
@@ -283,8 +317,8 @@ int cuda_suits_shaped(const struct cuda_product *p)
 
     if (cuda_is_fp8(p->dtype) && (cuda_level() != CUDA_ANY_HOPPER || !cuda_suits_hopper(p)))
         return 0;
-    return p->m <= INT_MAX / 2 && p->n <= INT_MAX / 2 && p->batch <= INT_MAX / MOST &&
-           tiles_of(&narrow, p) <= INT_MAX / MOST;
+    return p->m <= INT_MAX / 2 && p->n <= INT_MAX / 2 && p->batch <= INT_MAX / MOST_OF_F32 &&
+           tiles_of(&narrow, p) <= INT_MAX / MOST_OF_F32;
 }
 
 int cuda_misaligned_shaped(const struct cuda_product *p)

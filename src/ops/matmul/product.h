@@ -49,7 +49,8 @@ struct cuda_product {
      */
     int pieces;
     int64_t chunk;
-    int width; /* of Hopper's tiles; 0: HOPPER_TILE_N */
+    int width;  /* of Hopper's tiles; 0: HOPPER_TILE_N */
+    int height; /* of coarsened's tiles: 64, 128 or 256; 0: cuda_coarsened_height() */
 
     struct ops_scales scale_a, scale_b; /* of fp8 */
     int fast_sums;
@@ -125,6 +126,12 @@ static inline int64_t cuda_tiles(const struct cuda_product *p, int64_t m, int64_
     return ((p->m + m - 1) / m) * ((p->n + n - 1) / n) * p->batch;
 }
 
+/* 256, if there is a tile of 256 x 128 for each multiprocessor, or 128. */
+static inline int cuda_coarsened_height(const struct cuda_product *p)
+{
+    return cuda_tiles(p, 256, 128) < cuda_units() ? 128 : 256;
+}
+
 /* Says which way an operand and C can be read and written in vectors; after all else is set. */
 void cuda_set_vectors(struct cuda_product *product);
 
@@ -171,12 +178,13 @@ const struct cuda_engine *cuda_best_engine(const struct cuda_product *product,
 enum cuda_level cuda_level(void);
 
 /*
- * How the rung "shaped" makes a product: the rung that multiplies, the width of Hopper's tiles, and
- * how many pieces k is cut into, which are summed in the workspace (plan.c has the model).
+ * How the rung "shaped" makes a product: the rung that multiplies, the size of its tiles, and how
+ * many pieces k is cut into, which are summed in the workspace (plan.c has the model).
  */
 struct cuda_plan {
     const struct cuda_engine *engine;
     int width, pieces;
+    int height; /* of coarsened's tiles, or 0 */
     int64_t chunk;
     double clocks; /* what the model expects */
 };

@@ -14,7 +14,8 @@
  * a register; which lines a fragment stands for is free as well.
  *  - fp8 becomes f16, which holds it all, on its way to mma: sums are in f32. Scales by block are
  *    applied to those of 128 of k.
- *  - f32 is multiplied in f32 by FFMA: 16 columns take two thirds of the time that memory does.
+ *  - f32 is multiplied in f32 by FFMA. Where lines are contiguous, a lane has four of them, and x
+ *    goes to all lanes by way of shared memory.
  *
  * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
  * sums are added through shared memory, always in the same order.
@@ -24,6 +25,13 @@
 #define WARPS   8
 #define THREADS (WARPS * 32)
 
+/* f32 with lines contiguous: lane l has four of them, and so a warp 512 bytes of each k. */
+template <int COLS> struct rows_of_k {
+    static const int depth = COLS > 8 ? 4 : 8;
+
+    uint4 w[depth], x; /* x: of a lane four k of one column */
+};
+
 /*
  * What a block makes: LINES x COLS sums. A warp takes every so many'th DEPTH of k, and leaves its
  * sums at out[col * LINES + line].
@@ -31,7 +39,8 @@
 template <int DTYPE, int MN, int COLS> struct shape {
     static const int fp8 = DTYPE == GPUNVME_OPS_E4M3 || DTYPE == GPUNVME_OPS_E5M2;
     static const int size = DTYPE == GPUNVME_OPS_F32 ? 4 : fp8 ? 1 : 2;
-    static const int lines = (int)skinny_lines(MN, size), depth = (int)skinny_depth(MN, size);
+    static const int lines = (int)skinny_lines(MN, size);
+    static const int depth = size == 4 && MN ? rows_of_k<COLS>::depth : (int)skinny_depth(MN, size);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -449,52 +458,86 @@ static __device__ __forceinline__ void sum_floats(float *out, const source &w, c
         }
 }
 
-/* f32 with lines contiguous: four of them of four k of each 16. */
+template <int COLS>
+static __device__ __forceinline__ void load_rows_of_k(rows_of_k<COLS> &v, const source &w,
+                                                      const source &x, int64_t line, int64_t k,
+                                                      int64_t end)
+{
+    const int across = v.depth / 4;
+    int lane = threadIdx.x % 32, col = lane / across, quarter = lane % across * 4;
+
+#pragma unroll
+    for (int i = 0; i < v.depth; i++)
+        v.w[i] = along_lines<4>(w, line, k + i, end);
+    if (col < COLS)
+        v.x = along_k<4, 4>(x, col, k + quarter, end,
+                            x.vectors && x.k == 4 && k + quarter + 4 <= end);
+}
+
+/* All columns of one k. */
+template <int COLS>
+static __device__ __forceinline__ void take_columns(float (&values)[COLS], const float *from)
+{
+    if (COLS == 1)
+        values[0] = *from;
+#pragma unroll
+    for (int c = 0; c + 4 <= COLS; c += 4) {
+        float4 x = *(const float4 *)(from + c);
+
+        values[c] = x.x;
+        values[c + 1] = x.y;
+        values[c + 2] = x.z;
+        values[c + 3] = x.w;
+    }
+}
+
+/* x goes to all lanes by way of shared memory, where the warp's sums will be. */
 template <int COLS>
 static __device__ __forceinline__ void sum_float_rows(float *out, const source &w, const source &x,
                                                       int64_t first, int64_t k, int64_t step,
                                                       int64_t end)
 {
-    int line = threadIdx.x % 32 / 4 * 4, quarter = threadIdx.x % 4 * 4;
-    float sums[4][COLS] = {};
+    const int depth = rows_of_k<COLS>::depth, across = depth / 4;
+    int lane = threadIdx.x % 32, col = lane / across, quarter = lane % across * 4;
+    rows_of_k<COLS> now = {}, next = {};
+    float sums[4][COLS] = {}, *columns = out;
 
+    if (k < end)
+        load_rows_of_k(now, w, x, first + lane * 4, k, end);
 #pragma unroll 1
     for (; k < end; k += step) {
-        bool whole_x = x.vectors && x.k == 4 && k + 32 <= end;
-        uint4 v[2][4];
+        if (k + step < end)
+            load_rows_of_k(next, w, x, first + lane * 4, k + step, end);
+        if (col < COLS) {
+            const uint32_t values[4] = {now.x.x, now.x.y, now.x.z, now.x.w};
 
-#pragma unroll
-        for (int u = 0; u < 2; u++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                v[u][i] = along_lines<4>(w, first + line, k + u * 16 + quarter + i, end);
+                columns[(quarter + i) * COLS + col] = word_as_float(values[i]);
+        }
+        __syncwarp();
 #pragma unroll
-        for (int u = 0; u < 2; u++)
+        for (int i = 0; i < depth; i++) {
+            float factors[COLS];
+
+            take_columns(factors, columns + i * COLS);
 #pragma unroll
             for (int c = 0; c < COLS; c++) {
-                uint4 b = along_k<4, 4>(x, c, k + u * 16 + quarter, end, whole_x);
-                const uint32_t y[4] = {b.x, b.y, b.z, b.w};
-
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float factor = word_as_float(y[i]);
-
-                    sums[0][c] += word_as_float(v[u][i].x) * factor;
-                    sums[1][c] += word_as_float(v[u][i].y) * factor;
-                    sums[2][c] += word_as_float(v[u][i].z) * factor;
-                    sums[3][c] += word_as_float(v[u][i].w) * factor;
-                }
+                sums[0][c] += word_as_float(now.w[i].x) * factors[c];
+                sums[1][c] += word_as_float(now.w[i].y) * factors[c];
+                sums[2][c] += word_as_float(now.w[i].z) * factors[c];
+                sums[3][c] += word_as_float(now.w[i].w) * factors[c];
             }
+        }
+        /* The next pass's are elsewhere; those after them come when all have read these. */
+        columns = columns == out ? out + depth * COLS : out;
+        now = next;
     }
+    __syncwarp();
 #pragma unroll
     for (int c = 0; c < COLS; c++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float sum = of_quad(sums[i][c]);
-
-            if (!quarter)
-                out[c * 32 + line + i] = sum;
-        }
+        *(float4 *)(out + c * 128 + lane * 4) =
+            make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
 }
 
 template <int DTYPE, int MN, int COLS>
@@ -571,6 +614,11 @@ static gpunvme_ops_status_t launch(const skinny_work &work, int cluster, void *s
     const cuda_tiling tiling = {
         work.w_is_b ? COLS : s::lines, work.w_is_b ? s::lines : COLS, 0, 0, THREADS, nbytes};
 
+    gpunvme_ops_status_t status =
+        cuda_allow_shared((const void *)multiply<DTYPE, MN, COLS>, nbytes);
+
+    if (status)
+        return status;
     if (out)
         return cuda_describe((const void *)multiply<DTYPE, MN, COLS>, &tiling, tiles * cluster,
                              out);

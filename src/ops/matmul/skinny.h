@@ -37,8 +37,9 @@ struct skinny_work {
  * lines are contiguous (mn), 128 bytes of each. Of 8 bits it is one k of scales by block, and lines
  * that are contiguous are gathered.
  */
-#define skinny_lines(mn, size) ((size) == 1 ? 32 : (mn) ? 128 / (size) : (size) == 2 ? 32 : 16)
-#define skinny_depth(mn, size) ((size) == 1 ? OPS_SCALE_K : (mn) ? 32 : 64)
+#define skinny_lines(mn, size)                                                                     \
+    ((size) == 1 ? 32 : (mn) ? (size) == 2 ? 64 : 128 : (size) == 2 ? 32 : 16)
+#define skinny_depth(mn, size) ((size) == 1 ? OPS_SCALE_K : (mn) ? (size) == 2 ? 32 : 8 : 64)
 
 gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
                                    struct cuda_launch *launch);

@@ -137,11 +137,18 @@ static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
     __syncthreads();
     visit_ids(x, begin, end, [&](int64_t i, int32_t its) {
         bool found = its >= first && its < last;
-        unsigned same, *next = &counts[warp][found ? its - first : 0];
+        unsigned key = found ? (unsigned)(its - first) : 0, *next = &counts[warp][key];
+        unsigned same = __ballot_sync(0xffffffffu, found);
 
-        if (!__any_sync(0xffffffffu, found))
+        if (!same)
             return;
-        same = __match_any_sync(0xffffffffu, found ? (unsigned)(its - first) : IDS + lane);
+        /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
+#pragma unroll
+        for (unsigned bit = 1; bit < IDS; bit *= 2) {
+            unsigned set = __ballot_sync(0xffffffffu, (key & bit) != 0);
+
+            same &= key & bit ? set : ~set;
+        }
         if (found)
             x.order[*next + __popc(same & ((1u << lane) - 1))] = (int32_t)i;
         __syncwarp();

@@ -220,7 +220,7 @@ static void nine_thousand_files_cost_their_descriptors_alone(void **state)
     fds = nfds() - fds;
     for (unsigned i = 0; i < NSTORES; i += is_instrumented() ? 250 : 5)
         reads(stores[i], i);
-    assert_in_range(npinned(), 1, (size_t)128 << 20); /* the default limit */
+    assert_in_range(npinned(), 1, 64 * MIB);
     assert_in_range(nthreads(&before), 3, MAX_THREADS + 1 * is_instrumented());
     assert_in_range(fds, 1, 2 * NSTORES + MORE_FDS);
     if (!is_instrumented())
@@ -236,10 +236,8 @@ static void nine_thousand_files_cost_their_descriptors_alone(void **state)
 
 #define NBUSY 64u
 
-static void an_engine_pins_no_more_than_its_limit(void **state)
+static void pins_at_most(size_t nbytes, const struct gpunvme_engine_config *config)
 {
-    const struct gpunvme_engine_config config = {
-        .gpu = GPUNVME_ANY_GPU, .threads = 4, .pinned_nbytes = 20 * MIB};
     static struct gpunvme_io ios[NBUSY];
     static uint8_t got[MIB];
     struct gpunvme_engine_info info;
@@ -247,8 +245,7 @@ static void an_engine_pins_no_more_than_its_limit(void **state)
     struct gpunvme_store *store;
     struct gpunvme_buf many;
 
-    (void)state;
-    assert_int_equal(gpunvme_engine_create(&config, &engine), GPUNVME_OK);
+    assert_int_equal(gpunvme_engine_create(config, &engine), GPUNVME_OK);
     assert_int_equal(gpunvme_open_on(engine, path_of(3), 0, &store), GPUNVME_OK);
     assert_int_equal(gpunvme_mem_alloc(NBUSY * MIB, GPUNVME_MEM_GPU, &many), GPUNVME_OK);
     for (unsigned i = 0; i < NBUSY; i++)
@@ -259,7 +256,7 @@ static void an_engine_pins_no_more_than_its_limit(void **state)
                                      .nbytes = MIB};
     assert_int_equal(gpunvme_io_run(ios, NBUSY), GPUNVME_OK);
     gpunvme_engine_get_info(engine, &info);
-    assert_in_range(info.pinned_nbytes, 1, 20 * MIB);
+    assert_in_range(info.pinned_nbytes, 1, nbytes);
     for (unsigned i = 0; i < NBUSY; i++) {
         assert_int_equal(gpunvme_mem_copy(got, GPUNVME_MEM_HOST, ios[i].ptr, GPUNVME_MEM_GPU, MIB),
                          GPUNVME_OK);
@@ -268,6 +265,23 @@ static void an_engine_pins_no_more_than_its_limit(void **state)
     gpunvme_mem_free(&many);
     assert_int_equal(gpunvme_close(store), GPUNVME_OK);
     assert_int_equal(gpunvme_engine_destroy(engine), GPUNVME_OK);
+}
+
+static void an_engine_pins_no_more_than_its_limit(void **state)
+{
+    const struct gpunvme_engine_config config = {
+        .gpu = GPUNVME_ANY_GPU, .threads = 4, .pinned_nbytes = 10 * MIB - 1};
+
+    (void)state;
+    pins_at_most(10 * MIB - 1, &config);
+}
+
+static void twelve_threads_pin_no_more_than_72_mib(void **state)
+{
+    const struct gpunvme_engine_config config = {.gpu = GPUNVME_ANY_GPU, .threads = 12};
+
+    (void)state;
+    pins_at_most(72 * MIB, &config);
 }
 
 static void options_of_a_store_limit_it_and_make_no_threads(void **state)
@@ -567,6 +581,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nine_thousand_files_cost_their_descriptors_alone),
         cmocka_unit_test(an_engine_pins_no_more_than_its_limit),
+        cmocka_unit_test(twelve_threads_pin_no_more_than_72_mib),
         cmocka_unit_test(options_of_a_store_limit_it_and_make_no_threads),
         cmocka_unit_test(stores_are_closed_while_others_are_busy),
         cmocka_unit_test(files_of_all_kinds_are_written_and_read_at_once),

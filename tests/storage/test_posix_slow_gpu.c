@@ -21,6 +21,7 @@
 #include "gpunvme/storage.h"
 #include "memory/ranges.h"
 #include "memory/stream.h"
+#include "storage/posix/posix.h"
 #include "transfer_util.h"
 
 #define KIB    ((size_t)1 << 10)
@@ -43,8 +44,13 @@ static _Atomic bool fails, stuck;
 static _Atomic size_t largest; /* copy */
 static const void *_Atomic last_src;
 
+static _Atomic uint64_t read_to;      /* the end of what was copied from the page cache last */
+static _Atomic bool looked_in_pieces; /* at copies, when a piece had been read in part */
+
 static gpunvme_err_t look(gpunvme_err_t err, bool *done)
 {
+    if (read_to % (2 * MIB))
+        looked_in_pieces = true;
     if (not_yet) {
         not_yet--;
         *done = false;
@@ -142,6 +148,19 @@ gpunvme_err_t __wrap_mem_ranges_check(struct mem_ranges *ranges, const void *ptr
     return __real_mem_ranges_check(ranges, ptr, nbytes, on);
 }
 
+bool __real_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes, uint64_t offset,
+                            size_t *done, bool *end);
+bool __wrap_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes, uint64_t offset,
+                            size_t *done, bool *end);
+bool __wrap_posix_file_look(struct posix_file *file, uint8_t *cpu, size_t nbytes, uint64_t offset,
+                            size_t *done, bool *end)
+{
+    bool has_all = __real_posix_file_look(file, cpu, nbytes, offset, done, end);
+
+    read_to = offset + *done;
+    return has_all;
+}
+
 static pthread_t pinned_by;
 static _Atomic unsigned npinned;
 
@@ -168,10 +187,11 @@ static int setup(void **state)
     hangs = 0;
     largest = 0;
     no_memory = NULL;
+    looked_in_pieces = false;
     snprintf(path, sizeof(path), "/tmp/gpunvme-slow-XXXXXX");
     fd = mkstemp(path);
     bytes = malloc(NBYTES);
-    if (fd < 0 || !bytes || gpunvme_mem_alloc(NBYTES, GPUNVME_MEM_GPU, &gpu))
+    if (fd < 0 || !bytes || gpunvme_mem_alloc(NBYTES + 16, GPUNVME_MEM_GPU, &gpu))
         return 1;
     for (size_t i = 0; i < NBYTES; i++)
         bytes[i] = (uint8_t)(i * 13 + i / 255);
@@ -342,6 +362,31 @@ static void of_many_small_reads_only_the_one_to_a_wrong_address_fails(void **sta
     assert_non_null(strstr(gpunvme_err_detail(), "no address of this test's GPU"));
 }
 
+/* A lane that reads a large piece gives back slots whose copies end meanwhile. */
+static void a_lane_looks_for_the_end_of_copies_while_it_reads(void **state)
+{
+    (void)state;
+    open_with("threads=1,chunk=2M");
+    not_yet = 1;
+    assert_int_equal(reads(4 * MIB), GPUNVME_OK);
+    assert_true(looked_in_pieces);
+    is_right(4 * MIB);
+}
+
+static void a_piece_as_large_as_a_slot_lands_wherever_its_memory_begins(void **state)
+{
+    (void)state;
+    open_with("threads=1,direct=off");
+    for (size_t at = 0; at < 16; at += 5) {
+        memset(gpu.cpu, 0, NBYTES + 16);
+        assert_int_equal(
+            gpunvme_store_read(store, 0, (uint8_t *)gpu.gpu + at, GPUNVME_MEM_GPU, NBYTES, NULL),
+            GPUNVME_OK);
+        assert_int_equal(largest, NBYTES);
+        assert_memory_equal((uint8_t *)gpu.cpu + at, bytes, NBYTES);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -352,6 +397,8 @@ int main(void)
         TEST(nothing_is_pinned_by_who_submits),
         TEST(of_many_small_reads_only_the_one_to_a_wrong_address_fails),
         TEST(a_slot_whose_copies_go_on_after_an_error_is_left_alone),
+        TEST(a_lane_looks_for_the_end_of_copies_while_it_reads),
+        TEST(a_piece_as_large_as_a_slot_lands_wherever_its_memory_begins),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,10 +10,15 @@
 #include "storage/engine.h"
 #include "storage/posix/worker.h"
 
-/* What an H200 machine of 16 cores and smaller ones were happy with; see bench/store_rate.c. */
-#define ENOUGH_SLOTS 16u /* of all workers: to pin them takes time, at first use */
-#define MAX_SLOTS    4u  /* of a worker */
-#define MIN_SLOTS    2u  /* one is filled while the other is copied */
+/*
+ * A lane fills one slot, and about four are being copied, whatever the number of lanes is. Few
+ * lanes have more, so that one may have several copied while it fills another. For small pieces
+ * each has two, which stay in its processor's cache.
+ */
+#define LANE_SLOTS   4u
+#define ENOUGH_SLOTS 16u
+#define COPIED_SLOTS 4u
+#define SMALL_SLOTS  2u /* of a lane, large ones with them */
 
 #define DEFAULT_PINNED ((size_t)128 << 20)
 
@@ -30,19 +35,24 @@ static int ask_for_uring(void)
     return posix_uring_may_come(error) ? 0 : error;
 }
 
+/* As many slots as lanes want, within what may be pinned, but at least one. */
 static gpunvme_err_t make_slots(struct posix_engine *engine, struct gpunvme_engine *of,
                                 unsigned nworkers)
 {
     size_t most = of->config.pinned_nbytes ? of->config.pinned_nbytes : DEFAULT_PINNED;
-    unsigned nslots = ENOUGH_SLOTS / nworkers;
+    size_t nlarge = nworkers * LANE_SLOTS, nsmall = 0;
 
-    if (nslots > MAX_SLOTS)
-        nslots = MAX_SLOTS;
-    if (nslots < MIN_SLOTS)
-        nslots = MIN_SLOTS;
-    /* Two pages more: what is read past the page cache is whole blocks. */
-    return posix_ring_create(&engine->ring, nworkers, nslots, POSIX_MEMORY_CHUNK + 2 * POSIX_PAGE,
-                             most, &of->place);
+    if (nlarge > ENOUGH_SLOTS)
+        nlarge = nworkers + COPIED_SLOTS > ENOUGH_SLOTS ? nworkers + COPIED_SLOTS : ENOUGH_SLOTS;
+    if (nlarge > most / POSIX_MEMORY_CHUNK)
+        nlarge = most < POSIX_MEMORY_CHUNK ? 1 : most / POSIX_MEMORY_CHUNK;
+    most -= most < POSIX_MEMORY_CHUNK ? most : nlarge * POSIX_MEMORY_CHUNK;
+    if (nlarge < nworkers * SMALL_SLOTS)
+        nsmall = nworkers * SMALL_SLOTS - nlarge;
+    if (nsmall > most / POSIX_SMALL)
+        nsmall = most / POSIX_SMALL;
+    return posix_ring_create(&engine->ring, nworkers, (unsigned)nlarge, (unsigned)nsmall,
+                             &of->place);
 }
 
 void posix_engine_destroy(struct posix_engine *engine)
@@ -94,5 +104,5 @@ gpunvme_err_t posix_engine_take(struct gpunvme_engine *of, struct posix_engine *
 
 size_t posix_engine_pinned(const struct posix_engine *engine)
 {
-    return atomic_load(&engine->ring.npinned) * engine->ring.part_nbytes;
+    return atomic_load(&engine->ring.pinned_nbytes);
 }

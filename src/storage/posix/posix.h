@@ -38,6 +38,7 @@
 #define POSIX_PAGE         4096u
 #define POSIX_MAX_GPUS     64u         /* a slot has a stream on each that it met */
 #define POSIX_MEMORY_CHUNK (4u << 20)  /* a copy costs the copy engine 3 us beside its bytes */
+#define POSIX_SMALL        (1u << 20)  /* a lane has two slots for pieces of up to so much */
 #define POSIX_LEAST_SLOT   (64u << 10) /* bytes: many small pieces fit */
 
 struct posix_engine;
@@ -108,57 +109,44 @@ unsigned posix_uring_in_flight(const struct posix_uring *uring);
 
 /* ---- ring.c ---------------------------------------------------------------------------------- */
 
-/*
- * Some slots, the home of a lane. It pins them itself when it first needs one: the zeroing of new
- * memory, which is half of the work, is done by all lanes at once, and who is ready begins to copy.
- */
-struct posix_part {
-    uint8_t *base;
-    struct gpunvme_buf pinned; /* .cpu: NULL before */
-    _Atomic bool tried;
-    enum gpunvme_mem mem;    /* PINNED, or HOST where it could not be pinned */
-    struct posix_slot *free; /* the one that was used last is in the processor's cache */
-};
-
-/* The memory of all slots. Any lane may use any slot; it takes those of its home first. */
+/* The memory of all slots. Any lane may use any slot; it takes its own first. */
 struct posix_ring {
     struct place *place; /* where it is to be */
     uint8_t *base;
-    size_t nbytes, part_nbytes;
-    size_t slot_nbytes;
-    unsigned nslots, nparts; /* of each part; parts */
-    struct posix_part *parts;
-    struct posix_slot *slots;           /* nslots of each part, one part's behind the other's */
-    pthread_mutex_t lock;               /* of pinning and streams */
-    pthread_mutex_t free_lock;          /* of free slots and shares */
-    struct lane_shares shares;          /* slots that wait for a drive, by device */
-    _Atomic unsigned nfree;             /* slots: free ones */
-    _Atomic unsigned nlost;             /* those that the GPU never gave back */
-    _Atomic unsigned npinned, nrefused; /* parts that were, and could not be */
-    _Atomic unsigned gpu;               /* for which the first part was pinned */
-    char why_not[160];                  /* the first could not be */
+    size_t nbytes;
+    unsigned nslots, nlanes;
+    struct posix_slot *slots;
+    struct posix_slot **free;  /* of each lane: the one that was used last is in the processor's
+                                  cache */
+    pthread_mutex_t lock;      /* of pinning and streams */
+    pthread_mutex_t free_lock; /* of free slots and shares */
+    struct lane_shares shares; /* slots that wait for a drive, by device */
+    _Atomic unsigned nfree;    /* slots: free ones */
+    _Atomic unsigned nlost;    /* those that the GPU never gave back */
+    _Atomic unsigned npinned, nrefused; /* those that were pinned, and could not be */
+    _Atomic size_t pinned_nbytes;
+    _Atomic unsigned gpu; /* for which the first one was pinned */
+    char why_not[160];    /* the first could not be */
 };
 
-/*
- * As many parts, up to `nparts`, as `most_nbytes` of memory that may be pinned have room for, but
- * at least one. Destroy it also after an error.
- */
-gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
-                                size_t slot_nbytes, size_t most_nbytes, struct place *place);
+/* So many slots of POSIX_MEMORY_CHUNK and of POSIX_SMALL. Destroy it also after an error. */
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nlanes, unsigned nlarge,
+                                unsigned nsmall, struct place *place);
 void posix_ring_destroy(struct posix_ring *ring);
 
 /*
- * Takes a slot, of `home` if it can be, and pins it for this GPU; others reach it too. Slots of
- * pieces that are not quick may be half of what other devices leave. NULL: there is none now.
+ * Takes a slot of at least `nbytes`, one of this lane if it can be, and pins it for this
+ * GPU at its first use; other GPUs reach it too. Slots of pieces that are not quick may be half of
+ * what other devices leave. NULL: there is none now.
  */
-struct posix_slot *posix_ring_take(struct posix_ring *ring, struct posix_part *home, dev_t dev,
+struct posix_slot *posix_ring_take(struct posix_ring *ring, unsigned lane, size_t nbytes, dev_t dev,
                                    bool is_quick, unsigned gpu);
 void posix_ring_give(struct posix_slot *slot);
 
 /* Copies that were started do not end: the slot is left to the GPU. */
 void posix_ring_lose(struct posix_slot *slot);
 
-/* All slots of memory that was pinned are lost. */
+/* Several are lost, and all that were pinned. */
 bool posix_ring_is_lost(const struct posix_ring *ring);
 
 struct posix_op;
@@ -166,8 +154,14 @@ struct posix_op;
 /* Some memory, and the pieces that lie in it one behind the other. All read, or all are written. */
 struct posix_slot {
     uint8_t *cpu;
+    size_t nbytes;
     struct posix_ring *ring;
-    struct posix_part *part; /* that it lies in */
+    /* A lane pins it when it first needs it, so that several lanes zero new memory at once, which
+     * is half of the work. */
+    _Atomic bool tried;
+    enum gpunvme_mem mem;      /* PINNED, or HOST where it could not be pinned */
+    struct gpunvme_buf pinned; /* .cpu: NULL before */
+    unsigned home;             /* the lane that it belongs to */
     size_t used;
     enum gpunvme_op op;
     dev_t dev;        /* of the first one's file */

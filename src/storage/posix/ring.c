@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/fail.h"
 #include "gpunvme/memory.h"
@@ -15,56 +14,48 @@
 #include "memory/stream.h"
 #include "storage/posix/worker.h"
 
-#define HUGE_PAGE (2u << 20)
-#define COPIES    128u /* of a batch */
+#define COPIES 128u /* of a batch */
 
-static void lay_out(struct posix_ring *ring)
+static void lay_out(struct posix_ring *ring, unsigned nlarge)
 {
-    for (unsigned i = ring->nparts * ring->nslots; i-- > 0;) {
-        struct posix_part *part = &ring->parts[i / ring->nslots];
+    uint8_t *end = ring->base + ring->nbytes;
+
+    for (unsigned i = ring->nslots; i-- > 0;) {
         struct posix_slot *slot = &ring->slots[i];
 
-        part->base = ring->base + i / ring->nslots * ring->part_nbytes;
-        part->mem = GPUNVME_MEM_HOST;
         slot->ring = ring;
-        slot->part = part;
-        slot->cpu = part->base + i % ring->nslots * ring->slot_nbytes;
-        slot->next = part->free;
-        part->free = slot;
+        slot->nbytes = i < nlarge ? POSIX_MEMORY_CHUNK : POSIX_SMALL;
+        slot->cpu = end -= slot->nbytes;
+        slot->mem = GPUNVME_MEM_HOST;
+        slot->home = i % ring->nlanes;
+        slot->next = ring->free[slot->home];
+        ring->free[slot->home] = slot;
     }
 }
 
 /* Address space; memory comes with the first touch. */
-gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nparts, unsigned nslots,
-                                size_t slot_nbytes, size_t most_nbytes, struct place *place)
+gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nlanes, unsigned nlarge,
+                                unsigned nsmall, struct place *place)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE); /* what is pinned is whole ones */
-    size_t most;
     void *base;
 
     pthread_mutex_init(&ring->lock, NULL);
     pthread_mutex_init(&ring->free_lock, NULL);
     ring->place = place;
-    ring->slot_nbytes = slot_nbytes;
-    ring->nslots = nslots;
-    ring->part_nbytes = (slot_nbytes * nslots + page - 1) / page * page;
-    most = most_nbytes / ring->part_nbytes;
-    nparts = most < 1 ? 1 : most < nparts ? (unsigned)most : nparts;
-    ring->parts = calloc(nparts, sizeof(*ring->parts));
-    ring->slots = calloc((size_t)nparts * nslots, sizeof(*ring->slots));
-    if (!ring->parts || !ring->slots)
-        return base_fail(GPUNVME_ERR_NOMEM, "%u slots", nparts * nslots);
-    ring->nbytes = ring->part_nbytes * nparts;
+    ring->nlanes = nlanes;
+    ring->free = calloc(nlanes, sizeof(ring->free[0]));
+    ring->slots = calloc(nlarge + nsmall, sizeof(*ring->slots));
+    if (!ring->free || !ring->slots)
+        return base_fail(GPUNVME_ERR_NOMEM, "%u slots", nlarge + nsmall);
+    ring->nbytes = (size_t)nlarge * POSIX_MEMORY_CHUNK + (size_t)nsmall * POSIX_SMALL;
     base = mmap(NULL, ring->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return base_fail_errno(errno, "%zu bytes of memory for slots: take fewer threads",
                                ring->nbytes);
     ring->base = base;
-    ring->nparts = nparts;
-    ring->nfree = nparts * nslots;
-    lay_out(ring);
-    if (ring->nbytes >= HUGE_PAGE)
-        madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
+    ring->nslots = ring->nfree = nlarge + nsmall;
+    lay_out(ring, nlarge);
+    madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
     return GPUNVME_OK;
 }
 
@@ -83,13 +74,13 @@ void posix_ring_destroy(struct posix_ring *ring)
 {
     bool ended = true;
 
-    for (unsigned i = 0; i < ring->nparts * ring->nslots; i++)
+    for (unsigned i = 0; i < ring->nslots; i++)
         ended &= drop_streams(&ring->slots[i]);
-    for (unsigned i = 0; i < ring->nparts && ended; i++)
-        gpunvme_mem_unregister(&ring->parts[i].pinned);
+    for (unsigned i = 0; i < ring->nslots && ended; i++)
+        gpunvme_mem_unregister(&ring->slots[i].pinned);
     if (ring->base && ended)
         munmap(ring->base, ring->nbytes);
-    free(ring->parts);
+    free(ring->free);
     free(ring->slots);
     pthread_mutex_destroy(&ring->lock);
     pthread_mutex_destroy(&ring->free_lock);
@@ -97,85 +88,96 @@ void posix_ring_destroy(struct posix_ring *ring)
 
 /* ---- Pinning --------------------------------------------------------------------------------- */
 
-static gpunvme_err_t pin(struct posix_part *part, size_t nbytes, unsigned gpu)
+static gpunvme_err_t pin(struct posix_slot *slot, unsigned gpu)
 {
     gpunvme_err_t err = mem_cuda_present() ? mem_cuda_enter(gpu) : GPUNVME_OK;
 
     if (err)
         return err;
-    err = gpunvme_mem_register(part->base, nbytes, GPUNVME_MEM_PINNED, &part->pinned);
+    err = gpunvme_mem_register(slot->cpu, slot->nbytes, GPUNVME_MEM_PINNED, &slot->pinned);
     if (mem_cuda_present())
         mem_cuda_leave();
     return err;
 }
 
 /* Under the lock. */
-static void try_to_pin(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
+static void try_to_pin(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu)
 {
     if (!atomic_load(&ring->npinned))
         atomic_store(&ring->gpu, gpu);
-    if (!pin(part, ring->part_nbytes, atomic_load(&ring->gpu))) {
-        part->mem = GPUNVME_MEM_PINNED;
+    if (!pin(slot, atomic_load(&ring->gpu))) {
+        slot->mem = GPUNVME_MEM_PINNED;
+        atomic_fetch_add(&ring->pinned_nbytes, slot->nbytes);
         atomic_fetch_add(&ring->npinned, 1);
     } else {
         if (!atomic_load(&ring->nrefused)) /* others may read it from then on */
             snprintf(ring->why_not, sizeof(ring->why_not), "%s", gpunvme_err_detail());
         atomic_fetch_add(&ring->nrefused, 1);
     }
-    atomic_store_explicit(&part->tried, true, memory_order_release);
+    atomic_store_explicit(&slot->tried, true, memory_order_release);
 }
 
 /* For this GPU; others reach it too. */
-static void pin_part(struct posix_ring *ring, struct posix_part *part, unsigned gpu)
+static void pin_slot(struct posix_ring *ring, struct posix_slot *slot, unsigned gpu)
 {
-    if (atomic_load_explicit(&part->tried, memory_order_acquire))
+    if (atomic_load_explicit(&slot->tried, memory_order_acquire))
         return;
     if (mem_cuda_present()) {
-        place_memory(ring->place, part->base, ring->part_nbytes, gpu);
-        madvise(part->base, ring->part_nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
+        place_memory(ring->place, slot->cpu, slot->nbytes, gpu);
+        madvise(slot->cpu, slot->nbytes, MADV_POPULATE_WRITE); /* fine without, but slower */
     }
     pthread_mutex_lock(&ring->lock);
-    if (!atomic_load(&part->tried))
-        try_to_pin(ring, part, gpu);
+    if (!atomic_load(&slot->tried))
+        try_to_pin(ring, slot, gpu);
     pthread_mutex_unlock(&ring->lock);
 }
 
 /* ---- Slots are taken and given back ---------------------------------------------------------- */
 
-/* Under the lock: a part with a free slot, pinned already if it can be; NULL: there is none. */
-static struct posix_part *find_part(struct posix_ring *ring, struct posix_part *home)
+/* The first in a list that is large enough; one that holds NULL: there is none. */
+static struct posix_slot **first_of(struct posix_slot **link, size_t nbytes)
 {
-    if (home->free)
-        return home;
-    for (unsigned i = 0; i < ring->nparts && ring->nfree; i++)
-        if (ring->parts[i].free && atomic_load(&ring->parts[i].tried))
-            return &ring->parts[i];
-    for (unsigned i = 0; i < ring->nparts && ring->nfree; i++)
-        if (ring->parts[i].free)
-            return &ring->parts[i];
-    return NULL;
+    while (*link && (*link)->nbytes < nbytes)
+        link = &(*link)->next;
+    return link;
 }
 
-struct posix_slot *posix_ring_take(struct posix_ring *ring, struct posix_part *home, dev_t dev,
+/* Under the lock: a slot of this lane, or of another one, pinned already if it can be; or NULL. */
+static struct posix_slot **find_slot(struct posix_ring *ring, unsigned lane, size_t nbytes)
+{
+    struct posix_slot **link = first_of(&ring->free[lane], nbytes), **other = NULL;
+
+    if (*link)
+        return link;
+    for (unsigned i = 0; i < ring->nlanes && ring->nfree; i++) {
+        link = first_of(&ring->free[i], nbytes);
+        if (*link && atomic_load(&(*link)->tried))
+            return link;
+        if (*link && !other)
+            other = link;
+    }
+    return other;
+}
+
+struct posix_slot *posix_ring_take(struct posix_ring *ring, unsigned lane, size_t nbytes, dev_t dev,
                                    bool is_quick, unsigned gpu)
 {
-    struct posix_slot *slot = NULL;
-    struct posix_part *part;
+    struct posix_slot *slot, **link;
 
     pthread_mutex_lock(&ring->free_lock);
-    part = find_part(ring, home);
-    if (part && is_quick)
+    link = find_slot(ring, lane, nbytes);
+    slot = link ? *link : NULL;
+    if (slot && is_quick)
         lane_share_add(&ring->shares, dev, 1);
-    else if (part && !lane_share_take(&ring->shares, dev, 1, ring->nparts * ring->nslots))
-        part = NULL;
-    if (part) {
-        slot = part->free;
-        part->free = slot->next;
+    else if (slot && !lane_share_take(&ring->shares, dev, 1, ring->nslots))
+        slot = NULL;
+    if (slot) {
+        *link = slot->next;
         ring->nfree--;
     }
     pthread_mutex_unlock(&ring->free_lock);
     if (slot)
-        pin_part(ring, part, gpu);
+        pin_slot(ring, slot, gpu);
     return slot;
 }
 
@@ -185,8 +187,8 @@ void posix_ring_give(struct posix_slot *slot)
 
     pthread_mutex_lock(&ring->free_lock);
     lane_share_give(&ring->shares, slot->dev, 1);
-    slot->next = slot->part->free;
-    slot->part->free = slot;
+    slot->next = ring->free[slot->home];
+    ring->free[slot->home] = slot;
     ring->nfree++;
     pthread_mutex_unlock(&ring->free_lock);
 }
@@ -203,7 +205,7 @@ void posix_ring_lose(struct posix_slot *slot)
 
 bool posix_ring_is_lost(const struct posix_ring *ring)
 {
-    return ring->nlost && ring->nlost == (ring->npinned + ring->nrefused) * ring->nslots;
+    return ring->nlost > 1 && ring->nlost == ring->npinned + ring->nrefused;
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
@@ -253,13 +255,11 @@ gpunvme_err_t posix_ring_prepare(struct posix_ring *ring, unsigned gpu)
     struct gpunvme_mem_stream *stream;
     gpunvme_err_t err = GPUNVME_OK;
 
-    for (unsigned i = 0; i < ring->nparts; i++) {
-        pin_part(ring, &ring->parts[i], gpu);
-        for (unsigned k = 0; k < ring->nslots && !err; k++) {
-            err = stream_of(&ring->slots[i * ring->nslots + k], gpu, &stream);
-            if (!err)
-                err = mem_stream_prepare_batches(stream);
-        }
+    for (unsigned i = 0; i < ring->nslots && !err; i++) {
+        pin_slot(ring, &ring->slots[i], gpu);
+        err = stream_of(&ring->slots[i], gpu, &stream);
+        if (!err)
+            err = mem_stream_prepare_batches(stream);
     }
     return err;
 }
@@ -290,7 +290,7 @@ static size_t run_of(struct posix_op *op, struct posix_op **next)
  * are CUDA's own business. */
 static gpunvme_err_t start_copies(struct copies *c)
 {
-    enum gpunvme_mem mem = c->slot->part->mem;
+    enum gpunvme_mem mem = c->slot->mem;
     bool read = c->slot->op == GPUNVME_OP_READ;
     unsigned n = c->n;
     gpunvme_err_t err = GPUNVME_OK;
@@ -313,15 +313,15 @@ static gpunvme_err_t start_copies(struct copies *c)
 
 /* The address of its host memory that a GPU has; pinned memory has the same for both on all
  * machines that this was seen on, but nobody promises it. */
-static void *gpu_address(const struct posix_part *part, const struct posix_op *op)
+static void *gpu_address(const struct posix_slot *slot, const struct posix_op *op)
 {
-    return part->mem == GPUNVME_MEM_PINNED ? (uint8_t *)part->pinned.gpu + (op->cpu - part->base)
+    return slot->mem == GPUNVME_MEM_PINNED ? (uint8_t *)slot->pinned.gpu + (op->cpu - slot->cpu)
                                            : op->cpu;
 }
 
 static gpunvme_err_t add_copy(struct copies *c, const struct posix_op *op, size_t nbytes)
 {
-    void *host = gpu_address(c->slot->part, op);
+    void *host = gpu_address(c->slot, op);
     bool read = c->slot->op == GPUNVME_OP_READ;
 
     if (!nbytes)

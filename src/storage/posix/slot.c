@@ -42,12 +42,44 @@ static uint64_t copy_ns_of(const struct posix_op *op)
     return half < LEAST_COPY_NS ? LEAST_COPY_NS : half;
 }
 
+static bool may_be_direct(const struct posix_op *op)
+{
+    return posix_of(op)->file.direct_fd >= 0 && !op->buffered;
+}
+
+/*
+ * Where a piece begins in a slot of `room` bytes that is used up to `used`. With O_DIRECT it lies
+ * in its page as in the file's, and ends within the slot, as pieces end at multiples of a slot's
+ * size in the file. Others lie as their memory does within 16 bytes, which copies fastest, and
+ * makes one copy of neighbours, if there is room.
+ */
+static size_t place_of(const struct posix_op *op, size_t used, size_t room)
+{
+    size_t aligned = used + (((uintptr_t)op->piece.ptr - used) & 15);
+
+    if (!may_be_direct(op))
+        return aligned + op->piece.nbytes <= room ? aligned : used;
+    used = (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
+    return used + (size_t)(op->piece.offset & (POSIX_PAGE - 1));
+}
+
+/* What is used of a slot behind a piece: with O_DIRECT the rest of its last page is read, too. */
+static size_t used_behind(const struct posix_op *op, size_t place)
+{
+    size_t used = place + op->piece.nbytes;
+
+    if (!may_be_direct(op))
+        return used;
+    return (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
+}
+
 /* For pieces like this one. */
 static struct posix_slot *take_slot(struct posix_worker *w, const struct posix_op *op)
 {
     dev_t dev = op->piece.store->dev;
-    struct posix_slot *slot =
-        posix_ring_take(&w->engine->ring, w->home, dev, posix_is_quick(&op->piece), op->gpu);
+    size_t nbytes = used_behind(op, place_of(op, 0, POSIX_MEMORY_CHUNK));
+    struct posix_slot *slot = posix_ring_take(&w->engine->ring, w->lane.index, nbytes, dev,
+                                              posix_is_quick(&op->piece), op->gpu);
 
     if (!slot)
         return NULL;
@@ -134,34 +166,6 @@ void posix_seal(struct posix_worker *w)
         copy_slot(w, slot);
 }
 
-static bool may_be_direct(const struct posix_op *op)
-{
-    return posix_of(op)->file.direct_fd >= 0 && !op->buffered;
-}
-
-/*
- * Where a piece of `nbytes` begins in a slot that is used up to `used`. With O_DIRECT it lies in
- * its page as in the file's; else as its memory lies within 16 bytes, which copies fastest, and
- * makes one copy of neighbours.
- */
-static size_t place_of(const struct posix_op *op, size_t used)
-{
-    if (!may_be_direct(op))
-        return used + (((uintptr_t)op->piece.ptr - used) & 15);
-    used = (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
-    return used + (size_t)(op->piece.offset & (POSIX_PAGE - 1));
-}
-
-/* What is used of a slot behind a piece: with O_DIRECT the rest of its last page is read, too. */
-static size_t used_behind(const struct posix_op *op, size_t place)
-{
-    size_t used = place + op->piece.nbytes;
-
-    if (!may_be_direct(op))
-        return used;
-    return (used + POSIX_PAGE - 1) & ~(size_t)(POSIX_PAGE - 1);
-}
-
 bool posix_is_quick(const struct crew_piece *piece)
 {
     struct posix *posix = piece->store->priv;
@@ -186,14 +190,15 @@ static bool may_share(const struct posix_slot *slot, const struct posix_op *op)
 static bool fits(const struct posix_slot *slot, const struct posix_op *op)
 {
     size_t room = op->piece.store->queue.piece_nbytes;
-    size_t most = slot->ring->slot_nbytes - POSIX_PAGE; /* a last block may be read whole */
 
     if (slot->op != op->piece.op || slot->gpu != op->gpu || slot->copy_ns != copy_ns_of(op) ||
         !may_share(slot, op))
         return false;
     if (room < POSIX_LEAST_SLOT)
         room = POSIX_LEAST_SLOT;
-    return place_of(op, slot->used) + op->piece.nbytes <= (room < most ? room : most);
+    if (room > slot->nbytes)
+        room = slot->nbytes;
+    return used_behind(op, place_of(op, slot->used, slot->nbytes)) <= room;
 }
 
 bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
@@ -211,7 +216,7 @@ bool posix_put_in_slot(struct posix_worker *w, struct posix_op *op)
             return false;
         w->open = slot;
     }
-    place = place_of(op, slot->used);
+    place = place_of(op, slot->used, slot->nbytes);
     op->cpu = slot->cpu + place;
     slot->used = used_behind(op, place);
     slot->quick = slot->quick && posix_is_quick(&op->piece);

@@ -15,11 +15,12 @@
 
 #define NOPS 320u /* pieces that a lane has in hand */
 #define ENOUGH_SLOW                                                                                \
-    (16u << 20)                 /* bytes in hand that drives are asked for; more would keep none   \
-                                   busier, and others from it. One device has half of it */
-#define ENOUGH_QUICK (8u << 20) /* of a device, that are copied at once */
-#define CACHED_GROUP (1u << 20) /* bytes of a gather's ranges in a piece, of what is cached */
-#define LOOK_TURNS   64u        /* of a lane that always finds work, between looks at copies */
+    (16u << 20)                   /* bytes in hand that drives are asked for; more would keep none \
+                                     busier, and others from it. One device has half of it */
+#define ENOUGH_QUICK (8u << 20)   /* of a device, that are copied at once */
+#define CACHED_GROUP (1u << 20)   /* bytes of a gather's ranges in a piece, of what is cached */
+#define LOOK_NBYTES  (256u << 10) /* read between looks at copies */
+#define LOOK_TURNS   64u          /* of a lane that always finds work, between looks at copies */
 #define NAP_GATED_NS 20000u
 #define NAP_SLOT_NS  100000u
 #define NAP_COPY_NS  20000u
@@ -60,19 +61,32 @@ static bool keep_offsets(struct posix_op *op)
     return true;
 }
 
-/* Takes from the page cache what is there. */
-static void look(struct posix_op *op)
+static size_t reap_copies(struct posix_worker *w);
+
+/*
+ * Takes from the page cache what is there. While slots of this lane are being copied it looks for
+ * their end between steps: others may need them, and a whole piece takes a millisecond.
+ */
+static void look(struct posix_worker *w, struct posix_op *op)
 {
     struct posix_file *file = &posix_of(op)->file;
-    bool has_all = false;
+    bool is_large = op->piece.nbytes > POSIX_SMALL, has_all = false;
+    size_t unlooked = 0;
 
     if (posix_file_is_warm(file, op->piece.offset)) {
         do {
             size_t nbytes, got;
             uint64_t offset = crew_offset(&op->piece, op->done, &nbytes);
 
+            if (is_large && w->moving && nbytes > LOOK_NBYTES)
+                nbytes = LOOK_NBYTES;
             has_all = posix_file_look(file, op->cpu + op->done, nbytes, offset, &got, &op->end);
             op->done += got;
+            unlooked += got;
+            if (is_large && unlooked >= LOOK_NBYTES) {
+                unlooked = 0;
+                reap_copies(w);
+            }
         } while (has_all && !op->end && op->done < op->piece.nbytes);
     }
     set_group(op->piece.store, has_all);
@@ -95,7 +109,7 @@ static void start_host(struct posix_worker *w, struct posix_op *op)
 {
     op->cpu = op->piece.ptr;
     if (posix_is_read(op)) {
-        look(op);
+        look(w, op);
         if (is_crooked(op))
             posix_put_in_slot(w, op); /* else through the page cache */
     }
@@ -140,7 +154,7 @@ static void start_gpu(struct posix_worker *w, struct posix_op *op)
         return;
     }
     if (posix_is_read(op)) {
-        look(op);
+        look(w, op);
         posix_advance(w, op);
     }
 }
@@ -286,7 +300,7 @@ static bool turn(struct lane *lane)
     posix_seal(w);
     ended = reap(w) + reap_pool(w);
     /* To ask about copies costs more than to ask for some. */
-    if (!n || w->nheld >= ring->nslots || ++w->turns % LOOK_TURNS == 0)
+    if (!n || w->nheld > 1 || ++w->turns % LOOK_TURNS == 0)
         ended += reap_copies(w);
     if (w->gated)
         ended += posix_advance_gated(w);
@@ -366,7 +380,6 @@ gpunvme_err_t posix_add_lane(struct posix_engine *engine, unsigned index, struct
     w->box.worker = worker;
     w->last_waiting = &w->waiting;
     w->last_moving = &w->moving;
-    w->home = &engine->ring.parts[index % engine->ring.nparts];
     w->ops = ops;
     for (unsigned i = 0; i < NOPS; i++) {
         ops[i].next = w->free;

@@ -64,7 +64,6 @@ static inline size_t posix_op_nbytes(const struct posix_op *op)
 struct posix_worker {
     struct lane lane;
     struct posix_engine *engine;
-    struct posix_part *home;  /* whose slots it takes first */
     unsigned nheld;           /* slots that it has taken */
     struct mem_ranges ranges; /* of GPU memory, that this turn's pieces were found to lie in */
     bool has_ranges;

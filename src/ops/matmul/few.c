@@ -58,18 +58,24 @@ int few_lines(const struct cuda_product *p, int units)
     return best;
 }
 
-enum { WIDE = 80, LEAST_K = 1024, MOST_K = 8192 };
+enum { WIDE = 64, WIDER = 80, SMALL_K = 1024, LARGE_K = 8192 };
 
 int cuda_wants_few(const struct cuda_product *p)
 {
-    return cuda_suits_few(p) && (few_lines(p, cuda_units()) >= WIDE ||
-                                 (rows_of(p) > 16 && p->k >= LEAST_K && p->k <= MOST_K));
+    int units = cuda_units(), lines;
+
+    if (!cuda_suits_few(p))
+        return 0;
+    lines = few_lines(p, units);
+    if (rows_of(p) > 16)
+        return lines >= WIDER || (p->k >= SMALL_K && p->k <= LARGE_K);
+    return lines >= WIDE || (p->k <= SMALL_K && lines_of(p) * p->batch >= 16 * (int64_t)units);
 }
 
 /* More rows are worth sharing: each block reads a part of them for all. */
 int few_cluster(const struct cuda_product *p)
 {
-    return rows_of(p) <= 16 ? 1 : rows_of(p) <= 32 ? 2 : FEW_CLUSTER;
+    return rows_of(p) <= 16 ? 1 : FEW_CLUSTER;
 }
 
 static gpunvme_ops_status_t encode(CUtensorMap *map, const struct cuda_product *p,

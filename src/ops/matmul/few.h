@@ -14,7 +14,7 @@ extern "C" {
 
 enum {
     FEW_ROWS = 64,         /* of the small operand, at most */
-    FEW_CLUSTER = 4,       /* blocks that share them, at most */
+    FEW_CLUSTER = 2,       /* blocks that share them, at most */
     FEW_STAGES = 16,       /* at most */
     FEW_ROOM = 112 * 1024, /* of shared memory: the next kernel's block has as much */
 };
@@ -42,8 +42,8 @@ int cuda_suits_few(const struct cuda_product *);
 
 /*
  * Is it faster than all others? With few lines a step takes longer than memory needs for its bytes,
- * and skinny has ways to share k; with more rows the other ways wait for memory, too, unless k is
- * small, or so large that sums of pieces do not count.
+ * and skinny has ways to share k, unless that is small; with more rows the other ways wait for
+ * memory, too, unless k is small, or so large that sums of pieces do not count.
  */
 int cuda_wants_few(const struct cuda_product *);
 

@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
 
         if (!same)
             return;
-        /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
+            /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
 #pragma unroll
         for (unsigned bit = 1; bit < IDS; bit *= 2) {
             unsigned set = __ballot_sync(0xffffffffu, (key & bit) != 0);

@@ -801,23 +801,24 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
             scale[h] *= descale_of(x, x.v_descale, c.b, c.head);
     }
     finish_softmax<s>(x, c, t, shared);
+#pragma unroll 1
+    for (int first = 0; first < x.dim_v; first += 1 << p.shift) {
 #pragma unroll
-    for (int first = 0; first < D; first += 32) {
-        if (first >= x.dim_v)
-            break;
+        for (int n = 0; n < D / 8; n += 4) {
+            int at = n * 8 - first;
+
+            if (at < 0 || at >= 1 << p.shift)
+                continue;
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (lane / 4 + h * 8 < p.rows)
+            for (int h = 0; h < 2; h++)
+                if (lane / 4 + h * 8 < p.rows)
 #pragma unroll
-                for (int n = 0; n < 4; n++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++)
-                        sums[h * 8 * p.pitch + first % (1 << p.shift) + column_of<s>(n, i)] =
-                            mine.sums[first / 8 + n][h * 2 + i] * scale[h];
-        if ((first + 32) % (1 << p.shift) != 0 && first + 32 < x.dim_v)
-            continue;
+                    for (int i = 0; i < 8; i++)
+                        sums[h * 8 * p.pitch + at + column_of<s>(i / 2, i % 2)] =
+                            mine.sums[n + i / 2][h * 2 + i % 2] * scale[h];
+        }
         __syncthreads();
-        finish_channels<s>(x, c, t, shared, p, first >> p.shift << p.shift);
+        finish_channels<s>(x, c, t, shared, p, first);
         __syncthreads();
     }
 }
@@ -840,7 +841,7 @@ static __global__ void __launch_bounds__(THREADS, (shape<DTYPE, D, MT>::blocks))
 
     let_next_kernel_start();
     clear_rows<D, MT>(base + s::q);
-    plan_ahead<s::tile, s::size, WARPS>(w, p);
+    plan_ahead<s::tile>(w, p);
     int64_t at = p.at, end = p.end;
     cursor &c = p.c;
 

@@ -24,8 +24,7 @@ static __device__ __forceinline__ sharers sharers_of(const shares &s, int64_t be
  * call. Each block opens the word before it makes its part: the upper bits become the call's tag.
  * The last one to come leaves it as it was when it was opened, for when the call is replayed.
  */
-#define ARRIVAL_BITS  16
-#define PARTS_AT_ONCE 12 /* that a lane loads together */
+#define ARRIVAL_BITS 16
 
 static __device__ __forceinline__ void open_arrivals(const decode_work &w, const sharers &all)
 {
@@ -76,60 +75,98 @@ static __device__ __forceinline__ void add(addition &a, const addition &y)
     a.total += y.total * by;
 }
 
-/* Of row r, channels from c on. */
-static __device__ __forceinline__ addition add_parts(const decode_work &w, const sharers &h, int r,
-                                                     int c)
+static __device__ __forceinline__ void finish_row(const cuda_attention &x, const cursor &at, int r,
+                                                  int c, const addition &all)
 {
-    addition all = {{0, 0, 0, 0}, -INFINITY, 0};
-
-#pragma unroll 1
-    for (int b = h.first; b <= h.last; b += PARTS_AT_ONCE) {
-        addition y[PARTS_AT_ONCE];
-        float most = all.most;
+    row_end end = end_row(x, head_of(x, at.head, r), all.most, all.total);
+    int64_t to = out_at(x, at.e.s, at.head, r) + c;
+    float z[4];
 
 #pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++) {
-            y[i] = {{0, 0, 0, 0}, -INFINITY, 0};
-            if (b + i <= h.last) {
-                part p = part_of(w, b + i, b + i == h.first);
+    for (int i = 0; i < 4; i++)
+        z[i] = all.z[i] * end.factor;
+    if (x.out.vectors)
+        store4(x.out.data, to, x.out_dtype, z);
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            store_element(x.out.data, to + i, x.out_dtype, z[i]);
+    if (!c)
+        store_lse(x, at.e.s, at.head, r, end.lse);
+}
 
-                y[i].most = p.most[r];
-                y[i].total = p.total[r];
-                load4(p.sums, (int64_t)r * w.x.dim_v + c, GPUNVME_OPS_F32, y[i].z);
+/* ROWS rows from r on, `step` apart, channels from c on: PARTS of each are loaded together. */
+template <int ROWS, int PARTS>
+static __device__ __forceinline__ void combine_rows(const decode_work &w, const cursor &at,
+                                                    const sharers &h, int r, int step, int c)
+{
+    addition all[ROWS];
+
+#pragma unroll
+    for (int k = 0; k < ROWS; k++)
+        all[k] = {{0, 0, 0, 0}, -INFINITY, 0};
+#pragma unroll 1
+    for (int b = h.first; b <= h.last; b += PARTS) {
+        addition y[ROWS][PARTS];
+
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            part p = part_of(w, b + i, b + i == h.first);
+
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                int row = r + k * step;
+
+                y[k][i] = {{0, 0, 0, 0}, -INFINITY, 0};
+                if (b + i > h.last || row >= at.e.rows)
+                    continue;
+                y[k][i].most = p.most[row];
+                y[k][i].total = p.total[row];
+                load4(p.sums, row * w.x.dim_v + c, GPUNVME_OPS_F32, y[k][i].z);
             }
         }
 #pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++)
-            most = max_or_nan(most, y[i].most);
-        scale_to(all, most);
+        for (int k = 0; k < ROWS; k++) {
+            float most = all[k].most;
+
 #pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++)
-            add(all, y[i]);
+            for (int i = 0; i < PARTS; i++)
+                most = max_or_nan(most, y[k][i].most);
+            scale_to(all[k], most);
+#pragma unroll
+            for (int i = 0; i < PARTS; i++)
+                add(all[k], y[k][i]);
+        }
     }
-    return all;
+#pragma unroll 1
+    for (int k = 0; k < ROWS && r + k * step < at.e.rows; k++) {
+        finish_row(w.x, at, r + k * step, c, all[0]);
+#pragma unroll
+        for (int i = 0; i < ROWS - 1; i++)
+            all[i] = all[i + 1];
+    }
 }
 
-/* A head's parts become its results; a warp takes rows, a lane four channels. */
+/*
+ * A head's parts become its results: a warp takes rows, a lane four channels. Few parts of several
+ * rows or many of one are on their way at a time.
+ */
 template <int WARPS>
 static __device__ __forceinline__ void combine(const decode_work &w, const cursor &at,
                                                const sharers &h)
 {
-    const cuda_attention &x = w.x;
+    int warp = threadIdx.x / 32;
 
 #pragma unroll 1
-    for (int r = threadIdx.x / 32; r < at.e.rows; r += WARPS)
+    for (int c = (int)threadIdx.x % 32 * 4; c < w.x.dim_v; c += 128)
+        if (h.last - h.first < 4 && at.e.rows > WARPS)
 #pragma unroll 1
-        for (int c = (int)threadIdx.x % 32 * 4; c < x.dim_v; c += 128) {
-            addition all = add_parts(w, h, r, c);
-            row_end end = end_row(x, head_of(x, at.head, r), all.most, all.total);
-
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                store_element(x.out.data, out_at(x, at.e.s, at.head, r) + c + i, x.out_dtype,
-                              all.z[i] * end.factor);
-            if (!c)
-                store_lse(x, at.e.s, at.head, r, end.lse);
-        }
+            for (int r = warp; r < at.e.rows; r += 4 * WARPS)
+                combine_rows<4, 4>(w, at, h, r, WARPS, c);
+        else
+#pragma unroll 1
+            for (int r = warp; r < at.e.rows; r += WARPS)
+                combine_rows<1, 17>(w, at, h, r, WARPS, c);
 }
 
 #endif

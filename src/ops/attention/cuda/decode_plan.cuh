@@ -2,7 +2,7 @@
  *
  * Which tiles a block of the rung "decode" has. It is computed while the kernels before still run,
  * by the lengths that are in memory then, and anew only if those have changed at their end. So one
- * trip to memory is left to wait for, and the first tiles are on their way to the L2 cache.
+ * trip to memory is left to wait for.
  */
 #ifndef OPS_ATTENTION_CUDA_DECODE_PLAN_CUH
 #define OPS_ATTENTION_CUDA_DECODE_PLAN_CUH
@@ -11,8 +11,6 @@
 
 /* Lengths that a lane holds, so that a batch of 32 times as many is shared by reading it once. */
 #define COUNTED 4
-/* Tiles of a block that go to the L2 cache before the kernels before have ended. */
-#define PREFETCHED 3
 
 /* How the tiles are shared, and a block's share of them. */
 struct plan {
@@ -120,55 +118,10 @@ static __device__ __forceinline__ void make_any_plan(const decode_work &w, plan 
 }
 
 /*
- * A block's first tiles to the L2 cache, as long as they are of one sequence. The table may be read
- * while it is written, so a page may be any number.
+ * A block's share. Where lanes hold the lengths, it is made by those that are in memory before the
+ * kernels before have ended, and made anew if those have changed then.
  */
-template <int TILE, int SIZE, int WARPS>
-static __device__ __forceinline__ void prefetch_tiles(const decode_work &w, const plan &p)
-{
-    const int keys = TILE / WARPS; /* keys of a warp */
-    const cuda_attention &x = w.x;
-    unsigned size = (unsigned)x.page_size;
-    int head = p.c.head, tile = p.c.tile;
-
-#pragma unroll 1
-    for (int i = 0; i < PREFETCHED && p.at + i < p.end; i++) {
-#pragma unroll 1
-        for (int at = threadIdx.x % 32; at < 2 * keys; at += 32) {
-            const cuda_rows &rows = at < keys ? x.k : x.v;
-            int nbytes = (at < keys ? x.dim : x.dim_v) * SIZE;
-            int key = (p.c.e.tile + tile) * TILE + (int)threadIdx.x / 32 * keys + at % keys;
-            unsigned number = (unsigned)key / size;
-            int64_t page = -1;
-
-            if (sees(p.c.e.keys, key))
-                page = *(const volatile int32_t *)(p.c.e.s.pages + number);
-            if (page >= 0 && page < x.pages) {
-                const char *row = (const char *)rows.data +
-                                  (page * rows.batch + (key - (int)(number * size)) * rows.row +
-                                   head * rows.head) *
-                                      SIZE;
-
-                for (int n = 0; n < nbytes; n += 64)
-                    prefetch_line(row + n);
-            }
-        }
-        if (++tile == p.c.e.tiles) {
-            tile = 0;
-            if (++head == x.kv_heads)
-                return;
-        }
-    }
-}
-
-/*
- * A block's share. Where lanes hold the lengths, it is first made by those of now, and made anew
- * if they have changed when the kernels before have ended; this one does not stand still until
- * then. Elements
- * of the cache have SIZE bytes.
- */
-template <int TILE, int SIZE, int WARPS>
-static __device__ __forceinline__ void plan_ahead(const decode_work &w, plan &p)
+template <int TILE> static __device__ __forceinline__ void plan_ahead(const decode_work &w, plan &p)
 {
     int lengths[COUNTED] = {0, 0, 0, 0};
 
@@ -179,11 +132,10 @@ static __device__ __forceinline__ void plan_ahead(const decode_work &w, plan &p)
         return;
     }
     read_lengths(w.x, lengths);
-    for (bool ended = false;; ended = true) {
+    for (bool again = false;; again = true) {
         make_plan<TILE>(w, lengths, p);
-        if (ended)
+        if (again)
             return;
-        prefetch_tiles<TILE, SIZE, WARPS>(w, p);
         wait_for_kernels_before();
         if (!read_lengths(w.x, lengths))
             return;

@@ -140,9 +140,9 @@ static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
         unsigned key = found ? (unsigned)(its - first) : 0, *next = &counts[warp][key];
         unsigned same = __ballot_sync(0xffffffffu, found);
 
+        /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
         if (!same)
             return;
-            /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
 #pragma unroll
         for (unsigned bit = 1; bit < IDS; bit *= 2) {
             unsigned set = __ballot_sync(0xffffffffu, (key & bit) != 0);

@@ -357,8 +357,8 @@ def test_a_path_report_sums_the_files_whose_bytes_go_one_way(rows: data.Dataset,
     for name in "yz":
         np.save(tmp_path / f"{name}.npy", np.zeros((100, 6), np.int32))
     with data.Dataset([tmp_path / "y.npy", tmp_path / "z.npy"]) as others:
+        before = sum(sum(each.path().bytes_read.values()) for each in (rows, others))
         loader = loader_of([rows, others], 50, weights=[1, 1])  # type: ignore[arg-type]
-        before = sum(sum(way.bytes_read.values()) for way in loader.path())
         list(loader)
         ways = loader.path()
     assert len(ways) == 1

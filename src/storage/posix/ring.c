@@ -53,7 +53,8 @@ gpunvme_err_t posix_ring_create(struct posix_ring *ring, unsigned nlanes, unsign
         return base_fail_errno(errno, "%zu bytes of memory for slots: take fewer threads",
                                ring->nbytes);
     ring->base = base;
-    ring->nslots = ring->nfree = nlarge + nsmall;
+    ring->nslots = nlarge + nsmall;
+    ring->nfree = ring->nslots;
     lay_out(ring, nlarge);
     madvise(base, ring->nbytes, MADV_HUGEPAGE); /* a wish: fine without */
     return GPUNVME_OK;

@@ -87,15 +87,23 @@ static gpunvme_ops_status_t online(const struct ops_variant *variant, const stru
     return online_run(&x, NULL, call->exec->stream);
 }
 
-/* Rungs that read K as it is. */
-static gpunvme_ops_status_t check_rotated(const char *variant, const struct cuda_attention *x)
+/* Rungs that copy rows of K and V as they are, 16 bytes at a time, to so much shared memory. */
+static gpunvme_ops_status_t check_copies(const char *variant, const struct cuda_attention *x,
+                                         size_t shared_nbytes, bool any_pointers)
 {
+    gpunvme_ops_status_t status;
+
     if (x->rope.dim && !x->rope.queries_only)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' does not rotate K: let gpunvme_kv_append() do it, and set "
                         "rope.queries_only",
                         variant);
-    return GPUNVME_OPS_OK;
+    status = check_shared(variant, shared_nbytes);
+    if (!status && !any_pointers && !(x->k.vectors && x->v.vectors))
+        status =
+            ops_fail(GPUNVME_OPS_ERR_ALIGN,
+                     "variant '%s' needs all rows of K and V at multiples of 16 bytes", variant);
+    return status;
 }
 
 static gpunvme_ops_status_t flash2_suits(const struct ops_variant *variant,
@@ -111,14 +119,7 @@ static gpunvme_ops_status_t flash2_suits(const struct ops_variant *variant,
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes up to %d channels, and a cache of the type of Q",
                         variant->name, FLASH2_DIM);
-    status = check_rotated(variant->name, &x);
-    if (!status)
-        status = check_shared(variant->name, cuda_attention_flash2_shared(&x));
-    if (!status && !call->any_pointers && !(x.k.vectors && x.v.vectors))
-        status = ops_fail(GPUNVME_OPS_ERR_ALIGN,
-                          "variant '%s' needs all rows of K and V at multiples of 16 bytes",
-                          variant->name);
-    return status;
+    return check_copies(variant->name, &x, cuda_attention_flash2_shared(&x), call->any_pointers);
 }
 
 static size_t flash2_workspace(const struct ops_variant *variant, const struct ops_call *call)
@@ -229,13 +230,7 @@ static gpunvme_ops_status_t decode_suits(const struct ops_variant *variant,
         status = ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED, "variant '%s' takes caches of up to 64 GiB",
                           variant->name);
     if (!status)
-        status = check_rotated(variant->name, &x);
-    if (!status)
-        status = check_shared(variant->name, decode_shared_nbytes(&x));
-    if (!status && !call->any_pointers && !(x.k.vectors && x.v.vectors))
-        status = ops_fail(GPUNVME_OPS_ERR_ALIGN,
-                          "variant '%s' needs all rows of K and V at multiples of 16 bytes",
-                          variant->name);
+        status = check_copies(variant->name, &x, decode_shared_nbytes(&x), call->any_pointers);
     return status;
 }
 

@@ -179,6 +179,22 @@ static void scores_may_grow_with_the_keys(void **state)
     }
 }
 
+#ifndef OPS_TEST_EMULATED
+static void queries_may_see_32k_keys(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        forward_in_type((struct request){.heads = 1,
+                                         .dim = 64,
+                                         .q_len = 17,
+                                         .k_len = 32768,
+                                         .causal = true,
+                                         .aligned = true,
+                                         .dtype = dtype,
+                                         .out_dtype = dtype});
+}
+#endif
+
 /* Scores of some thousands: exponentials must be taken of differences. */
 static void large_scores_do_not_overflow(void **state)
 {
@@ -437,6 +453,9 @@ int main(void)
         cmocka_unit_test(scale_softcap_and_sinks_are_applied),
         cmocka_unit_test(aligned_rows_are_read_as_any),
         cmocka_unit_test(scores_may_grow_with_the_keys),
+#ifndef OPS_TEST_EMULATED
+        cmocka_unit_test(queries_may_see_32k_keys),
+#endif
         cmocka_unit_test(large_scores_do_not_overflow),
         cmocka_unit_test(sequences_may_lie_behind_each_other),
         cmocka_unit_test(sequences_may_be_shorter_than_their_room),

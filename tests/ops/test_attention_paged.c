@@ -465,6 +465,30 @@ static void keys_alone_may_have_lengths(void **state)
         }
 }
 
+#ifndef OPS_TEST_EMULATED
+static void lengths_from_128_to_32k_share_a_batch(void **state)
+{
+    (void)state;
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        struct request r = with_defaults((struct request){.batch = 5,
+                                                          .heads = 4,
+                                                          .kv_heads = 1,
+                                                          .dim = 64,
+                                                          .q_len = 1,
+                                                          .k_len = 32768,
+                                                          .dtype = GPUNVME_OPS_BF16,
+                                                          .out_dtype = GPUNVME_OPS_BF16,
+                                                          .fp8_cache = fp8});
+        struct problem p = problem_new(&r, &rng);
+
+        p.k_lengths = integers_new(r.batch);
+        for (int b = 0; b < 5; b++)
+            p.k_lengths[b] = 128 << 2 * b;
+        in_cache(&p, padded_cache(&p, 16, BSHD, ALIGNED, ALIGNED));
+    }
+}
+#endif
+
 static void values_may_be_the_first_channels_of_keys(void **state)
 {
     (void)state;
@@ -1261,6 +1285,9 @@ int main(void)
         cmocka_unit_test(decoding_pages_may_have_any_size),
         cmocka_unit_test(lengths_may_differ_in_a_batch),
         cmocka_unit_test(keys_alone_may_have_lengths),
+#ifndef OPS_TEST_EMULATED
+        cmocka_unit_test(lengths_from_128_to_32k_share_a_batch),
+#endif
         cmocka_unit_test(values_may_be_the_first_channels_of_keys),
         cmocka_unit_test(latent_vectors_decode_with_every_type),
         cmocka_unit_test(latent_vectors_decode_with_any_number_of_heads),

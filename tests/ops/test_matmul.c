@@ -1362,6 +1362,52 @@ static void a_choice_for_misaligned_operands_names_what_runs(void **state)
     expect_ok(choose_at(0x1002, 0, "hopper", &named));
 }
 
+/* From `least` to `most`, small ones as often as large ones; a multiple of 1, 8 or 64. */
+static int64_t any_size(double least, double most)
+{
+    static const int64_t steps[] = {1, 8, 64};
+    int64_t step = steps[base_random_below(&rng, 3)];
+    int64_t x = (int64_t)(least * pow(most / least, base_random_real(&rng)));
+
+    return x < step ? step : x / step * step;
+}
+
+/* Workspace and launch, too: by its name the choice is the same in all. */
+static void autos_choice_for_400_shapes_names_what_runs(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 400; i++) {
+        struct gpunvme_ops_exec by_auto = {.device = TEST_DEVICE}, by_name = by_auto;
+        struct gpunvme_matmul_metrics launch, named_launch;
+        struct gpunvme_matmul p = {.m = any_size(1, 8192),
+                                   .n = any_size(16, 16384),
+                                   .k = any_size(16, 16384),
+                                   .batch = 1,
+                                   .alpha = 1,
+                                   .transpose_a = i % 2,
+                                   .transpose_b = i / 2 % 2,
+                                   .dtype = i / 4 % GPUNVME_OPS_NALLDTYPES};
+        const char *named;
+        size_t nbytes = 1, named_nbytes = 2;
+
+        p.lda = p.transpose_a ? p.m : p.k;
+        p.ldb = p.transpose_b ? p.k : p.n;
+        p.ldc = p.n;
+        p.out_dtype = p.dtype < GPUNVME_OPS_NDTYPES ? p.dtype : GPUNVME_OPS_BF16;
+        memset(&launch, 0, sizeof(launch));
+        memset(&named_launch, 0, sizeof(named_launch));
+        expect_ok(gpunvme_matmul_choose(&p, &by_auto, &by_name.variant));
+        expect_ok(gpunvme_matmul_choose(&p, &by_name, &named));
+        assert_string_equal(named, by_name.variant);
+        expect_ok(gpunvme_matmul_workspace(&p, &by_auto, &nbytes));
+        expect_ok(gpunvme_matmul_workspace(&p, &by_name, &named_nbytes));
+        assert_int_equal(nbytes, named_nbytes);
+        assert_int_equal(gpunvme_matmul_analyze(&p, &by_auto, &launch),
+                         gpunvme_matmul_analyze(&p, &by_name, &named_launch));
+        assert_memory_equal(&launch, &named_launch, sizeof(launch));
+    }
+}
+
 static void nothing_to_multiply_is_the_naive_variants(void **state)
 {
     const char *name;
@@ -1425,6 +1471,7 @@ int main(void)
         cmocka_unit_test(more_tiles_than_multiprocessors_are_right),
         cmocka_unit_test(misaligned_pointers_are_no_error_of_autos),
         cmocka_unit_test(a_choice_for_misaligned_operands_names_what_runs),
+        cmocka_unit_test(autos_choice_for_400_shapes_names_what_runs),
         cmocka_unit_test(nothing_to_multiply_is_the_naive_variants),
 #endif
     };

@@ -7,10 +7,10 @@
     bench/checkpoint_stall.py FOLDER --gib 4 --rounds 0 --peers          # only beside torch.save
     bench/checkpoint_stall.py FOLDER --gib 4 --rounds 0 --peers --fio    # and beside fio's writes
 
-A round is --every seconds of steps without a save, and as many with one save at their begin. The
-stall of a round is how much longer its steps with the save took than as many at the mean of those
-without. The state (fp32 parameters and AdamW's moments) has about --gib GiB. A first save, which
-makes what later ones use again, is told apart.
+A round is --every seconds of steps with one save at their begin, which ends in the first half. The
+stall of a round is how much longer the steps of its first half took than as many at the mean of its
+second half. The state (fp32 parameters and AdamW's moments) has about --gib GiB. A first save, which
+makes what later ones use again, is reported separately.
 
 --peers saves the same state to FOLDER without a training, by save(), by save_async().result() and
 by torch.save() with fsync: --peers times in turn, and the first two once before, which is not
@@ -210,9 +210,9 @@ def stall(training: Training, options: argparse.Namespace) -> dict[str, Any]:
             defer=not options.no_defer)
         calls.append(time.perf_counter() - began)
 
-    def end() -> None:
+    def end(timeout: float | None = None) -> None:
         assert training.saving is not None
-        training.saving.result()
+        training.saving.result(timeout)
 
     begin = time.perf_counter()
     training.run(1, save)
@@ -221,15 +221,15 @@ def stall(training: Training, options: argparse.Namespace) -> dict[str, Any]:
     plain: list[float] = []
     stalls: list[float] = []
     for _ in range(options.rounds):
-        without = training.run(options.every)
+        with_save = training.run(options.every / 2, save)
+        end(0)  # a DeadlineError: --every is too short
+        without = training.run(options.every / 2)
         plain += without
-        with_save = training.run(options.every, save)
         stalls.append(sum(with_save) - len(with_save) * statistics.mean(without))
-        end()
     median = statistics.median(stalls)
     return {
         "defer": not options.no_defer, "every_s": options.every,
-        "step_s": statistics.median(plain), "steps_a_round": len(plain) / options.rounds,
+        "step_s": statistics.median(plain), "steps_a_half": len(plain) / options.rounds,
         "first_save_s": first, "call_s": statistics.median(calls[1:]), "stall_s": median,
         "stalls_s": stalls, "stall_percent": 100 * median / options.every,
         "spread_of_steps_percent": 100 * statistics.pstdev(plain) / statistics.median(plain),

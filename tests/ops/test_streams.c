@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Operators in captured graphs, and in two streams at once: results have the bits that plain calls
- * give. Under the emulation, which has no graphs, a replay is a call.
+ * Operators in captured graphs, in two streams at once and on two devices in turn: results have the
+ * bits that plain calls give. Under the emulation, which has no graphs, a replay is a call.
  */
 #include "jobs.h"
 
@@ -191,15 +191,27 @@ static void replays_of_a_captured_call_have_the_bits_of_calls(void **state)
     }
 }
 
-/* Two streams have the same work on other data, each with its own workspace; then each alone. */
-static void two_streams_at_once_have_the_bits_that_each_has_alone(void **state)
+static void use_device(int device)
 {
-    (void)state;
+#ifdef OPS_TEST_EMULATED
+    assert_int_equal(device, 0); /* it has one */
+#else
+    assert_int_equal(cudaSetDevice(device), 0);
+#endif
+}
+
+/*
+ * Two streams, of one device or of one each, have the same work on other data, each with its own
+ * workspace: first each alone, then in turn.
+ */
+static void expect_bits_of_each_alone(int devices)
+{
     for (int w = 0; w < NWORKS; w++) {
         struct on_stream x[2];
         float *wanted[2];
 
         for (int i = 0; i < 2; i++) {
+            use_device(i % devices);
             make(&x[i], &works[w]);
             fill_all(&x[i], 21 + (uint64_t)i);
             for (int turn = 0; turn < TURNS; turn++)
@@ -208,14 +220,39 @@ static void two_streams_at_once_have_the_bits_that_each_has_alone(void **state)
             fill_all(&x[i], 21 + (uint64_t)i);
         }
         for (int turn = 0; turn < TURNS; turn++)
-            for (int i = 0; i < 2; i++)
+            for (int i = 0; i < 2; i++) {
+                use_device(i % devices);
                 call(&x[i]);
-        for (int i = 0; i < 2; i++)
-            expect_same(&x[i], wanted[i], "in two streams");
-        for (int i = 0; i < 2; i++)
+            }
+        for (int i = 0; i < 2; i++) {
+            use_device(i % devices);
+            expect_same(&x[i], wanted[i], devices > 1 ? "on two devices" : "in two streams");
             drop(&x[i]);
+        }
     }
+    use_device(0);
 }
+
+static void two_streams_at_once_have_the_bits_that_each_has_alone(void **state)
+{
+    (void)state;
+    expect_bits_of_each_alone(1);
+}
+
+#ifndef OPS_TEST_EMULATED
+static void two_devices_in_turn_have_the_bits_that_each_has_alone(void **state)
+{
+    int count = 0;
+
+    (void)state;
+    assert_int_equal(cudaGetDeviceCount(&count), 0);
+    if (count < 2) {
+        printf("SKIP: one GPU\n");
+        skip();
+    }
+    expect_bits_of_each_alone(2);
+}
+#endif
 
 /* Appending to a cache in pages: rows of bf16, 64 at most in each of three sequences. */
 enum {
@@ -329,6 +366,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replays_of_a_captured_call_have_the_bits_of_calls),
         cmocka_unit_test(two_streams_at_once_have_the_bits_that_each_has_alone),
+#ifndef OPS_TEST_EMULATED
+        cmocka_unit_test(two_devices_in_turn_have_the_bits_that_each_has_alone),
+#endif
         cmocka_unit_test(a_captured_append_follows_the_lengths),
     };
 

@@ -252,9 +252,10 @@ static bool is_attention(const void *kernel)
     static const hopper_shape shapes[] = {{64, 128, 3}, {128, 176, 2}, {256, 80, 2}};
 
     for (const hopper_shape &shape : shapes)
-        if (kernel == hopper_attention_kernel(GPUNVME_OPS_F16, shape) ||
-            kernel == hopper_attention_kernel(GPUNVME_OPS_BF16, shape))
-            return true;
+        for (int paged = 0; paged < 2; paged++)
+            if (kernel == hopper_attention_kernel(GPUNVME_OPS_F16, shape, paged) ||
+                kernel == hopper_attention_kernel(GPUNVME_OPS_BF16, shape, paged))
+                return true;
     return kernel == hopper_attention_fp8_kernel();
 }
 

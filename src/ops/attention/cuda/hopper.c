@@ -206,8 +206,8 @@ static gpunvme_ops_status_t attend(const struct cuda_attention *x, void *workspa
         .values = (uint8_t *)workspace + count_nbytes(x),
         .tiles = tiles_of(x, shape),
     };
-    const void *kernel =
-        is_fp8(x) ? hopper_attention_fp8_kernel() : hopper_attention_kernel(x->dtype, shape);
+    const void *kernel = is_fp8(x) ? hopper_attention_fp8_kernel()
+                                   : hopper_attention_kernel(x->dtype, shape, x->page_size);
     unsigned units = (unsigned)cuda_units();
     unsigned blocks = work.queue.items < units ? work.queue.items : units;
     gpunvme_ops_status_t status = hopper_encode_rows(&work.q, &x->q, x->dim, x->q_rows, x->heads,

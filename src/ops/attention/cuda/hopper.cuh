@@ -83,7 +83,8 @@ template <int DTYPE, int CHANNELS, int KEYS, int GROUPS> struct attention_block 
     {
         mbarrier_wait(mem.empty + slot_of(n) * 8, parity_of(n) ^ 1);
     }
-    static __device__ __forceinline__ void make_barriers(const attention_memory &mem)
+    /* `loading`: warps that load pieces of pages, and hear of items, too. */
+    static __device__ __forceinline__ void make_barriers(const attention_memory &mem, int loading)
     {
         for (int i = 0; i < hopper_slots(shape()); i++) {
             mbarrier_init(mem.full + i * 8, 1);
@@ -95,7 +96,7 @@ template <int DTYPE, int CHANNELS, int KEYS, int GROUPS> struct attention_block 
         }
         for (int i = 0; i < 2; i++) {
             mbarrier_init(mem.item_full + i * 8, 1);
-            mbarrier_init(mem.item_empty + i * 8, 4 * GROUPS);
+            mbarrier_init(mem.item_empty + i * 8, 4 * GROUPS + loading);
         }
         mbarrier_init(mem.last_full, 1);
         mbarrier_init_fence();
@@ -158,6 +159,17 @@ static __device__ __forceinline__ unsigned next_item(const hopper_attention &wor
     return (unsigned)__shfl_sync(0xffffffff, (int)next, 0);
 }
 
+static __device__ __forceinline__ unsigned hear_item(const attention_memory &mem, unsigned n)
+{
+    unsigned i;
+
+    mbarrier_wait(mem.item_full + n % 2 * 8, n / 2 % 2);
+    i = load_shared4(mem.items + n % 2 * 16);
+    __syncwarp();
+    release(mem.item_empty + n % 2 * 8);
+    return i;
+}
+
 /*
  * What a sequence and head have: factors of S (see soften() and limit()), and of the result. Only
  * those of E4M3 differ from call's.
@@ -191,43 +203,20 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const CUtensorMap 
                      {box * (HOPPER_WIDTH / SIZE), (int)row, head, batch}, barrier);
 }
 
-/*
- * By a warp: `count` rows in pages from row `key` of the sequence on, each piece by the lane that
- * looked up its page. Of pages behind the sequence's end the table may have anything.
- */
-template <int BOXES, int SIZE>
-static __device__ __forceinline__ void
-load_pieces(uint32_t to, const hopper_attention &work, const CUtensorMap &map,
-            const cuda_sequence &s, int key, int count, int head, int pages, uint32_t barrier)
-{
-    int left = s.k_len - key < count ? s.k_len - key : count;
-    int pieces = (left + work.piece - 1) / work.piece, first = (int)threadIdx.x * work.piece;
-
-    if (threadIdx.x == 0)
-        mbarrier_arrive_expecting(barrier, pieces * work.piece * BOXES * HOPPER_WIDTH);
-    __syncwarp();
-    if ((int)threadIdx.x < pieces) {
-        unsigned row = (unsigned)(key + first), size = (unsigned)work.problem.page_size;
-        unsigned page = row / size;
-
-        for (int box = 0; box < BOXES; box++)
-            tensor_load4(to + (box * count + first) * HOPPER_WIDTH, &map,
-                         {box * (HOPPER_WIDTH / SIZE), (int)(row - page * size), head,
-                          s.pages[page] * pages},
-                         barrier);
-    }
-}
-
-/* By a warp: tile j of K or V. */
-template <int BOXES, int SIZE, int KEYS>
+/* By the warp that loads: tile j of K or V. Of pages others load the pieces: see load_pages(). */
+template <int BOXES, int SIZE, int KEYS, bool PAGED>
 static __device__ __forceinline__ void load_keys(uint32_t to, const hopper_attention &work,
                                                  const CUtensorMap &map, const attention_tile &t,
                                                  int j, int head, int batch, uint32_t barrier)
 {
-    if (work.piece)
-        load_pieces<BOXES, SIZE>(to, work, map, t.s, j * KEYS, KEYS, t.kv_head * head, batch,
-                                 barrier);
-    else if (threadIdx.x == 0)
+    int left = t.s.k_len - j * KEYS, rows = left < KEYS ? left : KEYS;
+
+    if (threadIdx.x)
+        return;
+    if (PAGED)
+        mbarrier_arrive_expecting(barrier, (rows + work.piece - 1) / work.piece * work.piece *
+                                               BOXES * HOPPER_WIDTH);
+    else
         load_rows<BOXES, SIZE>(to, map, KEYS, t.s.k_row + j * KEYS, t.kv_head * head,
                                t.s.k_batch * batch, barrier);
 }
@@ -245,11 +234,11 @@ static __device__ __forceinline__ void load_values(uint32_t to, const hopper_att
 }
 
 /*
- * One warp: all loads. The last rows of V in a tile may be those of another sequence, or padding:
- * 0 of P would not hide a NaN there, so they are cleared. (What is beyond the tensor is zeros, and
- * of K nothing but masked scores depends on such rows.)
+ * One warp: all loads but pieces of pages. The last rows of V in a tile may be those of another
+ * sequence, or padding: 0 of P would not hide a NaN there, so they are cleared. (What is beyond the
+ * tensor is zeros, and of K nothing but masked scores depends on such rows.)
  */
-template <int DTYPE, int CHANNELS, int KEYS, int GROUPS>
+template <int DTYPE, int CHANNELS, int KEYS, int GROUPS, bool PAGED>
 static __device__ __forceinline__ void produce(const hopper_attention &work,
                                                const attention_memory &mem)
 {
@@ -276,9 +265,9 @@ static __device__ __forceinline__ void produce(const hopper_attention &work,
         for (int j = t.end; j >= t.first; j--) {
             if (j > t.first) {
                 block::wait_empty(mem, n);
-                load_keys<block::BOXES, block::SIZE, KEYS>(block::tile_at(mem, n), work, work.k, t,
-                                                           j - 1, work.k_head, work.k_batch,
-                                                           mem.full + block::slot_of(n) * 8);
+                load_keys<block::BOXES, block::SIZE, KEYS, PAGED>(
+                    block::tile_at(mem, n), work, work.k, t, j - 1, work.k_head, work.k_batch,
+                    mem.full + block::slot_of(n) * 8);
                 n++;
             }
             if (j < t.end) {
@@ -287,9 +276,9 @@ static __device__ __forceinline__ void produce(const hopper_attention &work,
 
                 block::wait_empty(mem, n);
                 if (!block::FP8)
-                    load_keys<block::BOXES, block::SIZE, KEYS>(block::tile_at(mem, n), work, work.v,
-                                                               t, j, work.v_head, work.v_batch,
-                                                               last ? mem.last_full : full);
+                    load_keys<block::BOXES, block::SIZE, KEYS, PAGED>(
+                        block::tile_at(mem, n), work, work.v, t, j, work.v_head, work.v_batch,
+                        last ? mem.last_full : full);
                 else if (one)
                     load_values(block::tile_at(mem, n), work, t, j, KEYS,
                                 hopper_slot_nbytes(block::shape()), full);
@@ -306,6 +295,86 @@ static __device__ __forceinline__ void produce(const hopper_attention &work,
         }
     }
     tell_item(mem, count, work.queue.items);
+}
+
+/* Where a lane's piece of a tile is; page -1: there is none. */
+struct attention_place {
+    int page, row;
+};
+
+/* The number in a tile of the first row that the lane loads, of the warps behind the first one. */
+static __device__ __forceinline__ int piece_at(const hopper_attention &work)
+{
+    return (int)(threadIdx.x % 32 * HOPPER_LOADING + threadIdx.x / 32 - 1) * work.piece;
+}
+
+/* Of tile j. The table may have anything for pages behind the sequence's end. */
+template <int KEYS>
+static __device__ __forceinline__ attention_place look_up(const hopper_attention &work,
+                                                          const attention_tile &t, int j)
+{
+    unsigned row = (unsigned)(j * KEYS + piece_at(work)), size = (unsigned)work.problem.page_size;
+
+    if (j < t.first || piece_at(work) >= KEYS || (int)row >= t.s.k_len)
+        return {-1, 0};
+    return {t.s.pages[row / size], (int)(row % size)};
+}
+
+template <int BOXES, int SIZE, int KEYS>
+static __device__ __forceinline__ void
+load_piece(uint32_t to, const hopper_attention &work, const CUtensorMap &map,
+           const attention_place &from, int head, int pages, uint32_t barrier)
+{
+    if (from.page < 0)
+        return;
+#pragma unroll 1
+    for (int box = 0; box < BOXES; box++)
+        tensor_load4(to + (box * KEYS + piece_at(work)) * HOPPER_WIDTH, &map,
+                     {box * (HOPPER_WIDTH / SIZE), from.row, head, from.page * pages}, barrier);
+}
+
+/*
+ * HOPPER_LOADING warps: the pieces of K and V, which may come before the first warp has told a
+ * barrier of their bytes. Pages are looked up before a slot is free.
+ */
+template <int DTYPE, int CHANNELS, int KEYS, int GROUPS>
+static __device__ __forceinline__ void load_pages(const hopper_attention &work,
+                                                  const attention_memory &mem)
+{
+    typedef attention_block<DTYPE, CHANNELS, KEYS, GROUPS> block;
+    unsigned n = 0;
+    attention_tile t;
+
+    for (unsigned count = 0;; count++) {
+        unsigned i = hear_item(mem, count);
+        attention_place place;
+
+        if (i >= work.queue.items)
+            break;
+        if (!tile_of<KEYS>(t, work, i, GROUPS * HOPPER_ROWS) || t.end == t.first)
+            continue;
+        place = look_up<KEYS>(work, t, t.end - 1);
+        for (int j = t.end; j >= t.first; j--) {
+            if (j > t.first) {
+                block::wait_empty(mem, n);
+                load_piece<block::BOXES, block::SIZE, KEYS>(
+                    block::tile_at(mem, n), work, work.k, place, t.kv_head * work.k_head,
+                    work.k_batch, mem.full + block::slot_of(n) * 8);
+                n++;
+            }
+            if (j < t.end) {
+                place = look_up<KEYS>(work, t, j);
+                block::wait_empty(mem, n);
+                load_piece<block::BOXES, block::SIZE, KEYS>(
+                    block::tile_at(mem, n), work, work.v, place, t.kv_head * work.v_head,
+                    work.v_batch,
+                    (j + 1) * KEYS > t.s.k_len ? mem.last_full : mem.full + block::slot_of(n) * 8);
+                n++;
+            }
+            place = look_up<KEYS>(work, t, j - 2);
+            __syncwarp();
+        }
+    }
 }
 
 /* S = Q K^T, of 64 rows and KEYS columns. */
@@ -501,17 +570,6 @@ write_rows(const hopper_attention &work, const attention_tile &t, int row, float
     }
 }
 
-static __device__ __forceinline__ unsigned hear_item(const attention_memory &mem, unsigned n)
-{
-    unsigned i;
-
-    mbarrier_wait(mem.item_full + n % 2 * 8, n / 2 % 2);
-    i = load_shared4(mem.items + n % 2 * 16);
-    __syncwarp();
-    release(mem.item_empty + n % 2 * 8);
-    return i;
-}
-
 /* Rows of a warp's 16 from `row` on that see no key. */
 static __device__ __forceinline__ void write_nothing(const hopper_attention &work,
                                                      const attention_tile &t, int row)
@@ -613,7 +671,7 @@ static __device__ __forceinline__ void consume(const hopper_attention &work,
 }
 #endif
 
-template <int DTYPE, int CHANNELS, int KEYS, int GROUPS>
+template <int DTYPE, int CHANNELS, int KEYS, int GROUPS, bool PAGED>
 static __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     attend(const __grid_constant__ hopper_attention work)
 {
@@ -625,7 +683,7 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
         tensor_prefetch(&work.q);
         tensor_prefetch(&work.k);
         tensor_prefetch(&work.v);
-        block::make_barriers(mem);
+        block::make_barriers(mem, PAGED ? HOPPER_LOADING : 0);
     }
     __syncthreads();
     let_next_kernel_start();
@@ -633,7 +691,9 @@ static __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     if (threadIdx.x < 128) {
         registers_give_back<GROUPS == 2 ? 40 : 32>();
         if (threadIdx.x < 32)
-            produce<DTYPE, CHANNELS, KEYS, GROUPS>(work, mem);
+            produce<DTYPE, CHANNELS, KEYS, GROUPS, PAGED>(work, mem);
+        else if constexpr (PAGED)
+            load_pages<DTYPE, CHANNELS, KEYS, GROUPS>(work, mem);
     } else {
         registers_take<GROUPS == 2 ? 232 : 160>();
         /* One number for the warp, so that the compiler has descriptors in uniform registers. */

@@ -18,6 +18,7 @@ enum {
     HOPPER_MOST_SLOTS = 8,      /* for tiles of K and V: so many, or half of that */
     HOPPER_SHARED = 227 * 1024, /* what a block can have */
     HOPPER_PIECE = 8,           /* rows of a page that are loaded at once: a multiple of this */
+    HOPPER_LOADING = 3,         /* warps that do so */
 
     /* Of elements of 8 bits: the shape, and keys of V that lie together where it is transposed. */
     HOPPER_FP8_CHANNELS = 128,
@@ -143,7 +144,7 @@ gpunvme_ops_status_t hopper_encode_rows(CUtensorMap *map, const struct cuda_rows
                                         int64_t rows, int heads, int64_t batch, int box, int dtype);
 
 /* NULL: there is none. */
-const void *hopper_attention_kernel(int dtype, struct hopper_shape shape);
+const void *hopper_attention_kernel(int dtype, struct hopper_shape shape, bool paged);
 const void *hopper_attention_fp8_kernel(void);
 
 /* Enqueues the kernel that transposes V. */

@@ -96,5 +96,5 @@ gpunvme_ops_status_t hopper_transpose_values(const struct hopper_attention *work
 const void *hopper_attention_fp8_kernel(void)
 {
     return (const void *)
-        attend<GPUNVME_OPS_E4M3, HOPPER_FP8_CHANNELS, HOPPER_FP8_KEYS, HOPPER_FP8_GROUPS>;
+        attend<GPUNVME_OPS_E4M3, HOPPER_FP8_CHANNELS, HOPPER_FP8_KEYS, HOPPER_FP8_GROUPS, false>;
 }

@@ -7,7 +7,7 @@
 Times all variants of random products on the GPU, without the two plainest, and compares the one that
 "auto" takes with the fastest of them. Sizes are as often between 16 and 32 as between 4096 and 8192;
 some are multiples of 64, some of 8, others anything. The goal: 95 % of the choices cost at most 5 %.
-Exit code 1: fewer do. About 80 seconds on an H200.
+Exit code 1: fewer do. A minute on an H200.
 """
 import argparse
 import json

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpunvme.ops import variants
-from gpunvme.torch import flash_attention, flash_attention_fp8
+from gpunvme.torch import flash_attention, flash_attention_fp8, flash_attention_varlen
 
 from test_torch_operators import DTYPES, assert_no_worse, operands, with_gradients
 
@@ -246,6 +246,158 @@ def test_attention_is_captured_into_a_cuda_graph() -> None:
     q.copy_(torch.randn_like(q))
     graph.replay()
     torch.testing.assert_close(y, masked(q, k, v, True), rtol=2e-2, atol=2e-2)
+
+
+VARLEN = torch.ops.optimized.flash_attention_varlen
+
+# Lengths of sequences' queries and keys, heads of both, channels of q and v, options.
+RAGGED: dict[str, tuple[list[int], list[int], tuple[int, ...], tuple[Any, ...]]] = {
+    "one sequence": ([9], [9], (2, 2, 8, 8), ()),
+    "causal": ([5, 1, 17, 3], [5, 1, 17, 3], (3, 3, 16, 16), (True,)),
+    "more keys, fewer heads": ([5, 7, 1], [11, 7, 30], (4, 2, 8, 6), (True,)),
+    "empty ones": ([0, 4, 0, 3, 2], [3, 4, 0, 0, 2], (2, 1, 8, 8), (False, 0.3)),
+    "a window, softcap": ([12, 6], [12, 9], (2, 2, 8, 8), (False, None, 3, 2, 2.0)),
+}
+ragged = pytest.mark.parametrize("case", RAGGED.values(), ids=RAGGED.keys())
+
+
+def shapes_of(case: Any, spare: int = 0) -> list[tuple[int, ...]]:
+    q_lengths, k_lengths, (heads, kv_heads, dim, dim_v), _ = case
+    rows, keys = sum(q_lengths) + spare, sum(k_lengths) + spare
+    return [(rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, dim_v)]
+
+
+def offsets_of(lengths: list[int], device: str, first: int = 0) -> Tensor:
+    sums = torch.tensor([first, *lengths]).cumsum(0, dtype=torch.int32)
+    return sums.to(device)
+
+
+def behind(case: Any, device: str = "cpu", first: int = 0) -> tuple[Any, ...]:
+    """What follows q, k and v of a case."""
+    q_lengths, k_lengths, _, options = case
+    return (offsets_of(q_lengths, device, first), offsets_of(k_lengths, device, first),
+            max(q_lengths), max(k_lengths), *options)
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, q_len: int,
+               k_len: int, *options: Any) -> Tensor:
+    """By PyTorch, sequence by sequence."""
+    del q_len, k_len
+    found = []
+    for a, b, c, d in zip(q_offsets, q_offsets[1:], k_offsets, k_offsets[1:]):
+        y = masked(q[None, a:b], k[None, c:d], v[None, c:d], *options)[0]
+        found.append(y.nan_to_num() if c == d else y)  # no key is seen
+    return torch.cat(found)
+
+
+@ragged
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_and_gradients_of_ragged_sequences_are_pytorchs(case: Any, dtype: torch.dtype,
+                                                               device: str) -> None:
+    tensors, extra = operands(shapes_of(case), dtype, device), behind(case, device)
+    exact = with_gradients(one_by_one, [t.double() for t in tensors], extra)
+    for a, b, c in zip(with_gradients(VARLEN, tensors, extra),
+                       with_gradients(one_by_one, tensors, extra), exact):
+        assert_no_worse(a, b, c, dtype)
+
+
+@ragged
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_no_sequence_are_not_read_and_get_zeros(case: Any, device: str) -> None:
+    spare = operands(shapes_of(case, spare=3), device=device)
+    inner = [t[1:-2].detach().clone().requires_grad_() for t in spare]
+    for t in spare:
+        t[0] = t[-2:] = torch.nan
+        t.requires_grad_()
+    out = VARLEN(*spare, *behind(case, device, first=1))
+    want = VARLEN(*inner, *behind(case, device))
+    assert torch.equal(out[1:-2], want) and not out[0].any() and not out[-2:].any()
+    out.square().sum().backward()
+    want.square().sum().backward()
+    for t, same in zip(spare, inner):
+        assert not t.grad[0].any() and not t.grad[-2:].any()
+        # On a GPU a gradient may be added up in another order.
+        torch.testing.assert_close(t.grad[1:-2], same.grad)
+
+
+def test_a_gradient_of_ragged_sequences_that_nobody_wants_is_left_out() -> None:
+    case = RAGGED["more keys, fewer heads"]
+    for i in range(3):
+        tensors, same = operands(shapes_of(case)), operands(shapes_of(case))
+        tensors[i].requires_grad_()
+        same[i].requires_grad_()
+        VARLEN(*tensors, *behind(case)).sum().backward()
+        one_by_one(*same, *behind(case)).sum().backward()
+        torch.testing.assert_close(tensors[i].grad, same[i].grad, rtol=1e-4, atol=1e-4)
+        assert all(t.grad is None for j, t in enumerate(tensors) if j != i)
+
+
+def test_the_function_of_ragged_sequences_takes_offsets_of_64_bits() -> None:
+    case = RAGGED["causal"]
+    tensors, (q_offsets, k_offsets, *lengths, _) = operands(shapes_of(case)), behind(case)
+    found = flash_attention_varlen(*tensors, q_offsets.long(), k_offsets.long(), *lengths,
+                                   causal=True, scale=0.5, window=(2, -1), softcap=3.0)
+    assert torch.equal(found, VARLEN(*tensors, q_offsets, k_offsets, *lengths, True, 0.5, 2, -1,
+                                     3.0))
+
+
+def test_ragged_sequences_that_do_not_fit_are_value_errors() -> None:
+    q, k, v = operands([(6, 2, 8)] * 3)
+    offsets = torch.tensor([0, 2, 6], dtype=torch.int32)
+    for args, text in (
+        ((q[None], k, v, offsets, offsets, 4, 4), "rows, heads, channels"),
+        ((q, k[:, :, :4], v, offsets, offsets, 4, 4), "it takes"),
+        ((q, k, v, offsets.long(), offsets, 4, 4), "int32"),
+        ((q, k, v, offsets, offsets[:2], 4, 4), "one more than sequences"),
+        ((q, k, v, offsets[None], offsets, 4, 4), "one more than sequences"),
+        ((q, k, v, offsets, offsets, -1, 4), "lengths"),
+        ((q, k, v, offsets, offsets, 3, 4), "q_len is 3"),
+        ((q, k, v, offsets.flip(0), offsets, 6, 6), "q_offsets"),
+        ((q, k, v, offsets, offsets * 2, 8, 8), "k_offsets"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            VARLEN(*args)
+
+
+def test_autocast_computes_ragged_sequences_in_its_type() -> None:
+    case = RAGGED["causal"]
+    tensors = operands(shapes_of(case), grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = VARLEN(*tensors, *behind(case))
+    assert found.dtype == torch.bfloat16
+    found.float().sum().backward()
+    assert all(t.grad.dtype == torch.float32 for t in tensors)
+
+
+@ragged
+def test_opcheck_passes_for_ragged_sequences(case: Any) -> None:
+    torch.library.opcheck(VARLEN.default, (*operands(shapes_of(case), grad=True), *behind(case)))
+
+
+def test_opcheck_passes_for_the_operators_behind_gradients_of_ragged_sequences() -> None:
+    case = RAGGED["more keys, fewer heads"]
+    tensors, (q_offsets, k_offsets, *lengths, _) = operands(shapes_of(case)), behind(case)
+    args = (*tensors, q_offsets, k_offsets)
+    options = (*lengths, True, None, -1, -1, 0.0)
+    out, lse = torch.ops.optimized.flash_attention_varlen_lse(*args, *options)
+    torch.library.opcheck(torch.ops.optimized.flash_attention_varlen_lse.default,
+                          (*args, *options))
+    torch.library.opcheck(torch.ops.optimized.flash_attention_varlen_backward.default,
+                          (out, *args, out, lse, *options, True, False, True))
+
+
+def test_a_graph_of_ragged_sequences_is_compiled_with_its_gradients() -> None:
+    case = RAGGED["more keys, fewer heads"]
+
+    def f(*args: Any) -> Tensor:
+        return VARLEN(*args).sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    for a, b in zip(with_gradients(compiled, operands(shapes_of(case)), behind(case)),
+                    with_gradients(f, operands(shapes_of(case)), behind(case))):
+        torch.testing.assert_close(a, b)
 
 
 FP8 = torch.ops.optimized.flash_attention_fp8

@@ -29,6 +29,9 @@ backward, with autocast.
     flash_attention(q, k, v, causal=False, scale=None, window_left=-1, window_right=-1, softcap=0.0)
                                              attention of (batch, rows, heads, channels), as the
                                              function flash_attention() here describes it
+    flash_attention_varlen(q, k, v, q_offsets, k_offsets, q_len, k_len, causal=False, …)
+                                             the same of sequences behind each other, (rows, heads,
+                                             channels); offsets are int32
     flash_attention_fp8(q, k, v, q_descale=None, k_descale=None, v_descale=None, …)
                                              the same of float8_e4m3fn, without gradients, as the
                                              function of that name here describes it
@@ -79,7 +82,11 @@ if not os.path.exists(_library):
 torch.ops.load_library(str(_library))
 
 from . import nn, optim  # noqa: E402  (they need the library)
-from ._attention import flash_attention, flash_attention_fp8  # noqa: E402
+from ._attention import (  # noqa: E402
+    flash_attention,
+    flash_attention_fp8,
+    flash_attention_varlen,
+)
 from ._cross_entropy import cross_entropy  # noqa: E402
 from ._embedding import embedding  # noqa: E402
 from ._moe import moe  # noqa: E402
@@ -87,4 +94,4 @@ from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E
 from ._swiglu import swiglu  # noqa: E402
 
 __all__ = ["add_layer_norm", "add_rms_norm", "cross_entropy", "embedding", "flash_attention",
-           "flash_attention_fp8", "layer_norm", "moe", "nn", "optim", "rms_norm", "swiglu"]
+           "flash_attention_fp8", "flash_attention_varlen", "layer_norm", "moe", "nn", "optim", "rms_norm", "swiglu"]

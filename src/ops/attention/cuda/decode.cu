@@ -225,6 +225,7 @@ template <int D, int MT> static __device__ __forceinline__ void clear_rows(uint3
 
     for (int at = threadIdx.x; at < MT * 16 * D / 8; at += THREADS)
         store_shared16(to + (uint32_t)at * 16, zeros);
+    __syncwarp(); /* which has vectors of the same rows: see store_vectors() */
 }
 
 /* Where element `at` of Q's rows is in shared memory. */
@@ -376,6 +377,7 @@ static __device__ __forceinline__ void bring_rows(const decode_work &w, const cu
                                                   vectors_of_q &q, unsigned char *to, float *back)
 {
     if (!q_has_vectors(w.x)) {
+        __syncthreads(); /* other warps have cleared these rows */
         if constexpr (DTYPE == GPUNVME_OPS_E4M3)
             load_scaled_rows<D>(w, c, to, back);
         else

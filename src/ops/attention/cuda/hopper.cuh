@@ -159,15 +159,16 @@ static __device__ __forceinline__ unsigned next_item(const hopper_attention &wor
     return (unsigned)__shfl_sync(0xffffffff, (int)next, 0);
 }
 
+/* Only the lane that arrives has read the item, as racecheck wants it. */
 static __device__ __forceinline__ unsigned hear_item(const attention_memory &mem, unsigned n)
 {
-    unsigned i;
+    unsigned i = 0;
 
     mbarrier_wait(mem.item_full + n % 2 * 8, n / 2 % 2);
-    i = load_shared4(mem.items + n % 2 * 16);
-    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        i = load_shared4(mem.items + n % 2 * 16);
     release(mem.item_empty + n % 2 * 8);
-    return i;
+    return (unsigned)__shfl_sync(0xffffffff, (int)i, 0);
 }
 
 /*

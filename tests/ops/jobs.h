@@ -16,6 +16,7 @@ struct work {
     int64_t m, n, k;
     const char *variant;
     int threads, dtype;
+    int64_t ids; /* the third operand has int32 numbers below this, if it is not 0 */
 };
 
 enum { JOB_OPERANDS = 3 };
@@ -185,6 +186,73 @@ static inline gpunvme_ops_status_t update(const struct job *j, const struct gpun
     return DO(gpunvme_adamw, &p);
 }
 
+/* Backwards, in f32: statistics are the third operand. */
+static inline gpunvme_ops_status_t
+normalize_back(const struct job *j, const struct gpunvme_ops_exec *exec, size_t *nbytes)
+{
+    struct gpunvme_norm_grad p = {.rows = j->w.m,
+                                  .cols = j->w.n,
+                                  .grad_y = j->in[0],
+                                  .x = j->in[1],
+                                  .rstd = j->in[2],
+                                  .grad_x = j->out,
+                                  .grad_weight = j->out + j->w.m * j->w.n,
+                                  .ld_grad_y = j->w.n,
+                                  .ldx = j->w.n,
+                                  .ld_grad_x = j->w.n,
+                                  .dtype = j->w.dtype,
+                                  .weight_dtype = j->w.dtype,
+                                  .grad_dtype = GPUNVME_OPS_F32};
+
+    return DO(gpunvme_norm_backward, &p);
+}
+
+/* The mean loss of m rows of n logits, and the gradient behind it. */
+static inline gpunvme_ops_status_t entropy(const struct job *j, const struct gpunvme_ops_exec *exec,
+                                           size_t *nbytes)
+{
+    struct gpunvme_cross_entropy p = {.rows = j->w.m,
+                                      .vocab = j->w.n,
+                                      .logits = j->in[0],
+                                      .targets = j->in[2],
+                                      .loss = j->out,
+                                      .grad = j->out + 64,
+                                      .ld_logits = j->w.n,
+                                      .ld_grad = j->w.n,
+                                      .dtype = j->w.dtype};
+
+    return DO(gpunvme_cross_entropy, &p);
+}
+
+/* The gradient of a table of n rows of k, from m of them. */
+static inline gpunvme_ops_status_t scatter(const struct job *j, const struct gpunvme_ops_exec *exec,
+                                           size_t *nbytes)
+{
+    struct gpunvme_embedding_grad p = {.rows = j->w.m,
+                                       .vocab = j->w.n,
+                                       .dim = j->w.k,
+                                       .grad_y = j->in[0],
+                                       .ids = j->in[2],
+                                       .grad_weight = j->out,
+                                       .ld_grad_y = j->w.k,
+                                       .ld_grad_weight = j->w.k,
+                                       .dtype = j->w.dtype,
+                                       .grad_dtype = j->w.dtype};
+
+    return DO(gpunvme_embedding_backward, &p);
+}
+
 #undef DO
+
+/* `count` elements of operand i, random, where the host sees them. */
+static inline void job_fill(const struct job *j, int i, void *to, int64_t count,
+                            struct base_random *r)
+{
+    for (int64_t e = 0; e < count; e++)
+        if (i == 2 && j->w.ids)
+            ((int32_t *)to)[e] = (int32_t)base_random_below(r, (uint64_t)j->w.ids);
+        else
+            cpu_store(to, e, j->w.dtype, (float)(2 * base_random_real(r) - 1));
+}
 
 #endif

@@ -57,8 +57,7 @@ static void prepare(struct worker *x, struct base_random *r)
     for (int i = 0; i < JOB_OPERANDS; i++) {
         x->job.in[i] = malloc(ROOM * sizeof(float));
         assert_non_null(x->job.in[i]);
-        for (int64_t e = 0; e < ROOM; e++)
-            cpu_store(x->job.in[i], e, x->job.w.dtype, (float)(2 * base_random_real(r) - 1));
+        job_fill(&x->job, i, x->job.in[i], ROOM, r);
     }
     x->job.out = malloc(ROOM * sizeof(float));
     x->alone = malloc(ROOM * sizeof(float));
@@ -89,6 +88,9 @@ static void calls_at_once_have_the_bits_that_they_have_alone(void **state)
         {rotate, 30, 4, 64, NULL, 1, GPUNVME_OPS_BF16},
         {gate, 60, 200, 0, NULL, 2, GPUNVME_OPS_F16},
         {norm_of_gradients, 100, 300, 77, NULL, 2, GPUNVME_OPS_F32},
+        {normalize_back, 50, 300, 0, NULL, 2, GPUNVME_OPS_F32},
+        {entropy, 20, 1000, 0, NULL, 2, GPUNVME_OPS_BF16, 1000},
+        {scatter, 100, 60, 300, NULL, 2, GPUNVME_OPS_F32, 60},
     };
     enum { COUNT = sizeof(works) / sizeof(works[0]) };
     struct worker workers[COUNT] = {0};

@@ -11,9 +11,11 @@ enum { ROOM = 1 << 18, REPLAYS = 2, TURNS = 2 };
 enum { ROOM = 1 << 18, REPLAYS = 3, TURNS = 20 };
 #endif
 
-/* By "auto": tiles, few rows, a long sum; fp8 likewise; what passes over memory. */
+/* By "auto": tiles, few rows, a long sum; f32 and fp8 likewise; what passes over memory. */
 static const struct work works[] = {
     {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_F32},
+    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_F32},
+    {multiply, 24, 40, 6000, NULL, 0, GPUNVME_OPS_F32},
     {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_BF16},
     {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_BF16},
     {multiply, 24, 40, 6000, NULL, 0, GPUNVME_OPS_F16},
@@ -22,10 +24,13 @@ static const struct work works[] = {
     {layer, 320, 384, 512, NULL, 0, GPUNVME_OPS_BF16},
     {attend, 200, 300, 64, NULL, 0, GPUNVME_OPS_BF16},
     {normalize, 100, 512, 0, NULL, 0, GPUNVME_OPS_BF16},
+    {normalize_back, 100, 512, 0, NULL, 0, GPUNVME_OPS_F32},
     {rotate, 100, 8, 64, NULL, 0, GPUNVME_OPS_BF16},
     {gate, 100, 512, 0, NULL, 0, GPUNVME_OPS_BF16},
     {norm_of_gradients, 300, 300, 5000, NULL, 0, GPUNVME_OPS_BF16},
     {update, 200, 300, 0, NULL, 0, GPUNVME_OPS_BF16},
+    {entropy, 6, 40008, 0, NULL, 0, GPUNVME_OPS_BF16, 40008},
+    {scatter, 300, 500, 512, NULL, 0, GPUNVME_OPS_BF16, 500},
 };
 enum { NWORKS = sizeof(works) / sizeof(works[0]) };
 
@@ -54,8 +59,11 @@ static void fill(struct on_stream *x, void *device, int dtype, bool positive)
 static void fill_all(struct on_stream *x, uint64_t seed)
 {
     rng.state = seed;
-    for (int i = 0; i < JOB_OPERANDS; i++)
-        fill(x, x->job.in[i], x->job.w.dtype, false);
+    for (int i = 0; i < JOB_OPERANDS; i++) {
+        job_fill(&x->job, i, x->host, ROOM, &rng);
+        assert_int_equal(
+            cudaMemcpy(x->job.in[i], x->host, ROOM * sizeof(float), cudaMemcpyHostToDevice), 0);
+    }
     fill(x, x->job.out, GPUNVME_OPS_F32, true);
 }
 

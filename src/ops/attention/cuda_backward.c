@@ -18,16 +18,18 @@
 /* A rung: its kernels, and which operands they can load from where the caller has them. */
 struct rung {
     gpunvme_ops_status_t (*run)(const struct cuda_backward *x, void *stream);
-    bool tiles;
+    int width; /* channels of a head, at most; 0: any number, and operands as the caller has them */
     bool by_tma; /* only sequences that all have the length that is said */
 };
 
-enum { NAIVE, FLASH2, HOPPER };
+enum { NAIVE, TILED, FLASH, FLASH2, HOPPER };
 
 static const struct rung rungs[] = {
-    [NAIVE] = {cuda_backward_naive, false, false},
-    [FLASH2] = {cuda_backward_flash2, true, false},
-    [HOPPER] = {cuda_backward_hopper, true, true},
+    [NAIVE] = {cuda_backward_naive, 0, false},
+    [TILED] = {cuda_backward_tiled, 0, false},
+    [FLASH] = {cuda_backward_flash, 128, false},
+    [FLASH2] = {cuda_backward_flash2, MOST_WIDTH, false},
+    [HOPPER] = {cuda_backward_hopper, MOST_WIDTH, true},
 };
 
 /* Rows of the workspace for one head: see room_of() in backward.cuh. */
@@ -117,7 +119,7 @@ static struct cuda_backward backward_of(const struct gpunvme_attention_grad *p,
     };
 
     x.section = section_of(&x);
-    if (rung->tiles)
+    if (rung->width)
         choose_operands(&x, rung);
     return x;
 }
@@ -155,7 +157,7 @@ static struct plan plan_of(struct cuda_backward *x, const struct rung *rung,
     plan.tables = part(&room, 1, 1, (int64_t)cuda_attention_turns_nbytes(&x->f), 1);
     plan.zeros = part(&room, 0, 0, 0, 1);
     plan.zeros_nbytes = room.nbytes;
-    if (rung->tiles && attention_wants_q(p)) {
+    if (rung->width && attention_wants_q(p)) {
         x->sums = part(&room, x->f.heads, x->q_room, x->width, sizeof(float));
         if (call->exec->flags & GPUNVME_OPS_DETERMINISTIC) {
             x->turns = part(&room, 1, x->f.heads, pieces, sizeof(uint32_t));
@@ -163,10 +165,10 @@ static struct plan plan_of(struct cuda_backward *x, const struct rung *rung,
         }
     }
     plan.zeros_nbytes = room.nbytes - plan.zeros_nbytes;
-    if (rung->tiles && attention_wants_kv(p) && p->grad_k && x->f.rope.dim &&
+    if (rung->width && attention_wants_kv(p) && p->grad_k && x->f.rope.dim &&
         !x->f.rope.queries_only)
         x->grad_turned = part(&room, x->f.kv_heads, x->k_room, x->width, sizeof(float));
-    for (int i = 0; rung->tiles && i < BACKWARD_OPERANDS; i++) {
+    for (int i = 0; rung->width && i < BACKWARD_OPERANDS; i++) {
         bool keys = i == BACKWARD_K || i == BACKWARD_V;
 
         if (x->operands[i].copied)
@@ -210,11 +212,11 @@ static gpunvme_ops_status_t run(const struct ops_variant *variant, const struct 
     void *stream = call->exec->stream;
     gpunvme_ops_status_t status = prepare(&x, &plan, stream);
 
-    if (!status && rung->tiles)
+    if (!status && rung->width)
         status = cuda_backward_copy(&x, stream);
     if (!status)
         status = rung->run(&x, stream);
-    if (!status && rung->tiles)
+    if (!status && rung->width)
         status = cuda_backward_finish(&x, stream);
     return status;
 }
@@ -240,13 +242,13 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
     gpunvme_ops_status_t status = cuda_attention_check(variant, f);
     struct cuda_backward x;
 
-    if (status || !rung->tiles)
+    if (status || !rung->width)
         return status;
-    if (f->dim > MOST_WIDTH || f->dim_v > MOST_WIDTH)
+    if (f->dim > rung->width || f->dim_v > rung->width)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
                         "variant '%s' takes up to %d channels a head: there are %" PRId64
                         " and %" PRId64,
-                        variant->name, MOST_WIDTH, f->dim, f->dim_v);
+                        variant->name, rung->width, f->dim, f->dim_v);
     if (f->q_len > MOST_ROWS || f->k_len > MOST_ROWS ||
         (f->k_len / 64 + 1) * f->kv_heads > INT_MAX / (f->batch + 1))
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
@@ -273,10 +275,18 @@ static int rank(const struct ops_variant *variant, const struct ops_call *call)
 static const struct ops_variant variants[] = {
     VARIANT(NAIVE, "naive", CUDA_SM80, 80, 0, OPS_ALL_DTYPES,
             "a block for each row of a gradient, and scores are made again for each"),
+    VARIANT(
+        TILED, "tiled", CUDA_SM80, 80, 0, OPS_ALL_DTYPES,
+        "64 rows of a gradient, and 64 of the other side in shared memory at a time: scores are "
+        "made once for 64 rows"),
+    VARIANT(
+        FLASH, "flash", CUDA_SM80, 80, 0, BY_16_BITS,
+        "one pass over the queries for each 64 keys by tensor cores (mma): scores are made once "
+        "for all gradients, which warps divide by channels; grad_q is added up in f32 in the "
+        "workspace, in order if it must be the same bits in every run"),
     VARIANT(FLASH2, "flash2", CUDA_SM80, 80, 0, BY_16_BITS,
-            "one pass over the queries for each 64 keys, whose gradients stay in registers, by "
-            "tensor cores (mma); grad_q is added up in f32 in the workspace, in order if it must "
-            "be the same bits in every run"),
+            "each warp has keys of its own, so weights and their gradients are operands in "
+            "registers; the next queries are loaded meanwhile"),
     VARIANT(HOPPER, "hopper", CUDA_SM90A, CUDA_ONLY_90A, CUDA_ONLY_90A, BY_16_BITS,
             "128 keys by two warp groups (wgmma), whose P and dS are operands in registers; a "
             "third group loads and adds to grad_q's sums by the copy engine (TMA). With more than "

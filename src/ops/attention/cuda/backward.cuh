@@ -71,6 +71,22 @@ static __device__ __forceinline__ int tile_channels(const cuda_backward &x, int 
     return which == BACKWARD_Q || which == BACKWARD_K ? x.f.dim : x.f.dim_v;
 }
 
+/* Element c of row i of an operand, as products see it. */
+static __device__ __forceinline__ float operand_at(const cuda_backward &x, int which,
+                                                   const cuda_sequence &s, int i, int head, int c)
+{
+    switch (which) {
+    case BACKWARD_Q:
+        return load_q(x.f, s, i, query_at(x.f.q, s, i, head), c);
+    case BACKWARD_K:
+        return load_k(x.f, i, key_at(x.f, x.f.k, s, i, head), c);
+    case BACKWARD_V:
+        return load_element(x.f.v.data, key_at(x.f, x.f.v, s, i, head) + c, x.f.dtype);
+    default:
+        return load_element(x.grad_out.data, query_at(x.grad_out, s, i, head) + c, x.f.out_dtype);
+    }
+}
+
 /* Tiles of queries, each with a tile of keys that some of them see: first … end - 1. */
 static __device__ __forceinline__ cuda_range tiles_of(const cuda_backward &x,
                                                       const cuda_sequence &s, int key, int keys,

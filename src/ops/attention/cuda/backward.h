@@ -70,6 +70,8 @@ gpunvme_ops_status_t cuda_backward_finish(const struct cuda_backward *x, void *s
 
 /* Gradients of Q, K and V by a rung; grad_q as sums, if it takes tiles. */
 gpunvme_ops_status_t cuda_backward_naive(const struct cuda_backward *x, void *stream);
+gpunvme_ops_status_t cuda_backward_tiled(const struct cuda_backward *x, void *stream);
+gpunvme_ops_status_t cuda_backward_flash(const struct cuda_backward *x, void *stream);
 gpunvme_ops_status_t cuda_backward_flash2(const struct cuda_backward *x, void *stream);
 gpunvme_ops_status_t cuda_backward_hopper(const struct cuda_backward *x, void *stream);
 

@@ -125,22 +125,6 @@ static __global__ void __launch_bounds__(THREADS) sinks(const cuda_backward x)
     }
 }
 
-/* Element c of row i of an operand, as products see it. */
-static __device__ __forceinline__ float operand_at(const cuda_backward &x, int which,
-                                                   const cuda_sequence &s, int i, int head, int c)
-{
-    switch (which) {
-    case BACKWARD_Q:
-        return load_q(x.f, s, i, query_at(x.f.q, s, i, head), c);
-    case BACKWARD_K:
-        return load_k(x.f, i, key_at(x.f, x.f.k, s, i, head), c);
-    case BACKWARD_V:
-        return load_element(x.f.v.data, key_at(x.f, x.f.v, s, i, head) + c, x.f.dtype);
-    default:
-        return load_element(x.grad_out.data, query_at(x.grad_out, s, i, head) + c, x.f.out_dtype);
-    }
-}
-
 /* A thread takes eight channels; rows up to a multiple of CUDA_BACKWARD_ALIGN are filled up. */
 static __global__ void __launch_bounds__(THREADS) copy(const cuda_backward x, int which)
 {

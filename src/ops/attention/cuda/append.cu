@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Appending K and V of new tokens to a cache in pages. "naive" has a thread for each element. In
- * "vectorized" a block takes a token, and a thread 16 bytes of it at a time; where RoPE turns
+ * "vectorized" a block takes a token, and a thread twice 16 bytes of it at a time; where RoPE turns
  * those, it also loads the 16 bytes of their partners, and computes one power for all pairs.
  */
 #include "ops/attention/cuda/append.h"
@@ -129,15 +129,6 @@ static __device__ __forceinline__ vector<COUNT> load_turned_vector(const cuda_at
     return v;
 }
 
-template <int COUNT>
-static __device__ __forceinline__ void copy_vector(void *to, int64_t to_at, const void *from,
-                                                   int64_t from_at)
-{
-    const int size = 16 / COUNT;
-
-    *(uint4 *)((char *)to + to_at * size) = *(const uint4 *)((const char *)from + from_at * size);
-}
-
 static __device__ __forceinline__ uint32_t four_to_e4m3(const float *z)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
@@ -189,51 +180,65 @@ static __device__ __forceinline__ void store_e4m3(void *to, int64_t at, vector<C
         *(uint2 *)((char *)to + at) = make_uint2(words[0], words[1]);
 }
 
-template <int COUNT, bool FP8>
-static __device__ __forceinline__ void append_k(const cuda_append &p, const cuda_sequence &s, int b,
-                                                int i, int head, int c)
+/* Elements of a new row on their way to the cache, as many as 16 bytes have. */
+template <int COUNT> struct carried {
+    vector<COUNT> numbers; /* for E4M3, or turned */
+    uint4 bytes;           /* else: as they are */
+    int64_t to;
+    float factor;
+    bool key, is_numbers;
+};
+
+/* Vector `at` of a token, of its keys' or its values'. */
+template <int COUNT, bool FP8, bool ROPE>
+static __device__ __forceinline__ carried<COUNT>
+load_carried(const cuda_append &p, const cuda_sequence &s, int b, int i, int at)
 {
     const cuda_attention &x = p.x;
+    int vectors = (x.dim + x.dim_v) / COUNT, head = at / vectors, c = at % vectors * COUNT;
     int j = position_of(s, i);
-    int64_t from = query_at(x.q, s, i, head), to = key_at(x, x.k, s, j, head) + c;
-    vector<COUNT> v;
+    carried<COUNT> y = {};
+    bool turned;
 
-    bool turned = c >= x.rope.first && c < x.rope.first + x.rope.dim;
-
-    if (!turned && !FP8) {
-        copy_vector<COUNT>(x.k.data, to, x.q.data, from + c);
-        return;
-    }
-    v = turned ? load_turned_vector<COUNT>(x, from, c, j)
-               : load_vector<COUNT>(x.q.data, from + c, x.dtype);
+    y.key = c < x.dim;
+    turned = ROPE && y.key && c >= x.rope.first && c < x.rope.first + x.rope.dim;
+    c -= y.key ? 0 : x.dim;
+    const cuda_rows &rows = y.key ? x.q : p.v;
+    int64_t from = query_at(rows, s, i, head);
+    y.is_numbers = FP8 || turned;
+    if (turned)
+        y.numbers = load_turned_vector<COUNT>(x, from, c, j);
+    else if (FP8)
+        y.numbers = load_vector<COUNT>(rows.data, from + c, x.dtype);
+    else
+        y.bytes = *(const uint4 *)((const char *)rows.data + (from + c) * (16 / COUNT));
     if (FP8)
-        store_e4m3(x.k.data, to, v, descale_of(x, x.k_descale, b, head));
+        y.factor = descale_of(x, y.key ? x.k_descale : x.v_descale, b, head);
+    y.to = key_at(x, y.key ? x.k : x.v, s, j, head) + c;
+    return y;
+}
+
+template <int COUNT, bool FP8>
+static __device__ __forceinline__ void store_carried(const cuda_attention &x,
+                                                     const carried<COUNT> &y)
+{
+    void *to = y.key ? x.k.data : x.v.data;
+
+    if (FP8)
+        store_e4m3(to, y.to, y.numbers, y.factor);
+    else if (!y.is_numbers)
+        *(uint4 *)((char *)to + y.to * (16 / COUNT)) = y.bytes;
     else
 #pragma unroll
         for (int e = 0; e < COUNT; e += 4)
-            store4(x.k.data, to + e, x.dtype, v.z + e);
+            store4(to, y.to + e, x.dtype, y.numbers.z + e);
 }
 
-template <int COUNT, bool FP8>
-static __device__ __forceinline__ void append_v(const cuda_append &p, const cuda_sequence &s, int b,
-                                                int i, int head, int c)
-{
-    const cuda_attention &x = p.x;
-    int64_t from = query_at(p.v, s, i, head) + c,
-            to = key_at(x, x.v, s, position_of(s, i), head) + c;
-
-    if (FP8)
-        store_e4m3(x.v.data, to, load_vector<COUNT>(p.v.data, from, x.dtype),
-                   descale_of(x, x.v_descale, b, head));
-    else
-        copy_vector<COUNT>(x.v.data, to, p.v.data, from);
-}
-
-template <int COUNT, bool FP8>
+template <int COUNT, bool FP8, bool ROPE>
 static __global__ void __launch_bounds__(THREADS) append_vectors(const cuda_append p)
 {
     const cuda_attention &x = p.x;
-    int vectors_k = x.dim / COUNT, vectors = vectors_k + x.dim_v / COUNT;
+    int vectors = x.heads * (x.dim + x.dim_v) / COUNT;
     int64_t tokens = (int64_t)x.batch * x.q_len;
 
     let_next_kernel_start();
@@ -244,13 +249,15 @@ static __global__ void __launch_bounds__(THREADS) append_vectors(const cuda_appe
 
         if (i >= s.q_len)
             continue;
-        for (int at = threadIdx.x; at < x.heads * vectors; at += THREADS) {
-            int head = at / vectors, c = at % vectors * COUNT;
+        for (int at = threadIdx.x; at < vectors; at += 2 * THREADS) {
+            bool two = at + THREADS < vectors;
+            carried<COUNT> first = load_carried<COUNT, FP8, ROPE>(p, s, b, i, at), second;
 
-            if (c < x.dim)
-                append_k<COUNT, FP8>(p, s, b, i, head, c);
-            else
-                append_v<COUNT, FP8>(p, s, b, i, head, c - x.dim);
+            if (two)
+                second = load_carried<COUNT, FP8, ROPE>(p, s, b, i, at + THREADS);
+            store_carried<COUNT, FP8>(x, first);
+            if (two)
+                store_carried<COUNT, FP8>(x, second);
         }
     }
 }
@@ -265,13 +272,20 @@ gpunvme_ops_status_t cuda_append_naive(const struct cuda_append *p, void *stream
     return cuda_attention_launched();
 }
 
+/* (Without RoPE a thread needs fewer registers, so more of them hide each other's waiting.) */
+template <int COUNT, bool FP8> static void (*vectors_kernel(bool rope))(cuda_append)
+{
+    return rope ? append_vectors<COUNT, FP8, true> : append_vectors<COUNT, FP8, false>;
+}
+
 gpunvme_ops_status_t cuda_append_vectorized(const struct cuda_append *p, void *stream)
 {
     unsigned blocks = cuda_attention_blocks((int64_t)p->x.batch * p->x.q_len, 1);
-    bool fp8 = p->x.kv_dtype == GPUNVME_OPS_E4M3;
-    void (*kernel)(cuda_append) = p->x.dtype == GPUNVME_OPS_F32
-                                      ? (fp8 ? append_vectors<4, true> : append_vectors<4, false>)
-                                      : (fp8 ? append_vectors<8, true> : append_vectors<8, false>);
+    bool four = p->x.dtype == GPUNVME_OPS_F32, rope = p->x.rope.dim;
+    void (*kernel)(cuda_append) =
+        p->x.kv_dtype == GPUNVME_OPS_E4M3
+            ? (four ? vectors_kernel<4, true>(rope) : vectors_kernel<8, true>(rope))
+            : (four ? vectors_kernel<4, false>(rope) : vectors_kernel<8, false>(rope));
 
     LAUNCH_CLUSTERS(kernel, blocks, 1, THREADS, 0, stream, *p);
     return cuda_attention_launched();

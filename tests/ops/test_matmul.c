@@ -917,6 +917,26 @@ static void few_rows_across_lines_are_right(void **state)
     }
 }
 
+/* f32, the large one along its lines: by tiles of 128 lines and, of few columns, of fewer. */
+static void few_rows_of_f32_are_right(void **state)
+{
+    static const struct shape shapes[] = {{1, 768, 1030, 1}, {1, 132, 520, 2}, {4, 260, 300, 1},
+                                          {132, 3, 77, 1},   {9, 4100, 90, 1}, {1, 4100, 96, 1}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct request q = {.shape = shapes[i], .alpha = -0.75f, .pad = i % 2 * 4};
+
+        q.dtype = q.out_dtype = GPUNVME_OPS_F32;
+        q.ta = q.tb = q.shape.m > q.shape.n;
+        q.beta = i % 2 ? 0.5f : 0;
+        if (EMULATED)
+            test_request("skinny", q);
+        else
+            every_variant(q);
+    }
+}
+
 /* A NaN in what is read beside a product's own lines, or behind its k, is in no result. */
 static void nan_of_few_rows_stays_in_its_line(void **state)
 {
@@ -1454,6 +1474,7 @@ int main(void)
         cmocka_unit_test(few_lines_of_fp8_are_right),
         cmocka_unit_test(few_rows_of_16_bits_are_right),
         cmocka_unit_test(few_rows_across_lines_are_right),
+        cmocka_unit_test(few_rows_of_f32_are_right),
         cmocka_unit_test(nan_of_few_rows_stays_in_its_line),
         cmocka_unit_test(other_tiles_of_16_bits_are_right),
         cmocka_unit_test(both_types_of_fp8_are_multiplied),

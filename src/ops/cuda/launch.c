@@ -201,6 +201,31 @@ gpunvme_ops_status_t cuda_prefer_shared(const void *kernel)
                     cudaSharedmemCarveoutMaxShared);
 }
 
+int cuda_resident_clusters(const void *kernel, int threads, int cluster, size_t nbytes)
+{
+    static _Thread_local struct answer {
+        const void *kernel;
+        int device, cluster, count;
+    } all[32];
+    struct answer *known = &all[((uintptr_t)kernel / 16 + (uintptr_t)cluster) % 32];
+    cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeClusterDimension};
+    cudaLaunchConfig_t config = {.dynamicSmemBytes = nbytes, .attrs = &attribute, .numAttrs = 1};
+    int device, count = 0;
+
+    if (cudaGetDevice(&device))
+        return 1;
+    if (known->kernel == kernel && known->device == device && known->cluster == cluster)
+        return known->count;
+    attribute.val.clusterDim.x = (unsigned)cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.gridDim = (struct dim3){(unsigned)cluster, 1, 1};
+    config.blockDim = (struct dim3){(unsigned)threads, 1, 1};
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) || count < 1)
+        return 1;
+    *known = (struct answer){kernel, device, cluster, count};
+    return count;
+}
+
 /* Its steps can be undone, so different numbers stay different (Stafford's mixer). */
 uint64_t cuda_call_tag(void)
 {

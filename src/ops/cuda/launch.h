@@ -51,6 +51,10 @@ gpunvme_ops_status_t cuda_describe(const void *kernel, const struct cuda_tiling 
 /* Shared memory beyond 48 KiB must be asked for before a launch. */
 gpunvme_ops_status_t cuda_allow_shared(const void *kernel, size_t nbytes);
 
+/* Clusters of so many blocks of a kernel that the current device has room for at once, at least 1.
+ */
+int cuda_resident_clusters(const void *kernel, int threads, int cluster, size_t nbytes);
+
 /* Another number in each call of this process, which memory has only by chance. */
 uint64_t cuda_call_tag(void);
 

@@ -36,11 +36,15 @@
 #define MOST_OF_192 2   /* of tiles that are 192 wide: with more these lost to others */
 #define MOST_OF_F32 132
 
-/* Of coarsened, for one of k: tiles of so many rows and 128 columns. */
+/*
+ * Of coarsened, for one of k: tiles of so many rows and 128 columns. Several tiles of 64 rows run
+ * on a multiprocessor together: one alone takes longer, and of the empty part of a last wave a
+ * share is saved.
+ */
 static const struct {
     int rows;
-    double clocks;
-} coarsened[] = {{64, 96}, {128, 162}, {256, 315}};
+    double clocks, alone, saved;
+} coarsened[] = {{64, 78, 1.15, 0.3}, {128, 150, 1, 0}, {256, 315, 1, 0}};
 
 enum cuda_level cuda_level(void)
 {
@@ -71,7 +75,8 @@ struct way {
     double before;                 /* clocks of copies */
     int64_t room;
     int width;
-    int most, waves; /* pieces that are tried: so many, and so many waves of them */
+    int most, waves;     /* pieces that are tried: so many, and so many waves of them */
+    double alone, saved; /* of coarsened, see there; 0 as 1 and 0 */
 };
 
 /* (Sizes may be such that 64 bits do not hold their product.) */
@@ -85,7 +90,8 @@ static double tiles_of(const struct way *way, const struct cuda_product *p)
 static double clocks_of(const struct way *way, const struct cuda_product *p, int64_t chunk,
                         int64_t pieces)
 {
-    double waves = ceil(tiles_of(way, p) * (double)pieces / (double)way->room);
+    double full = tiles_of(way, p) * (double)pieces / (double)way->room;
+    double waves = above(ceil(full) - way->saved * (ceil(full) - full), way->alone);
     double steps = (double)((chunk + way->depth - 1) / way->depth);
     double results = (double)p->m * (double)up(p->n, 4) * (double)p->batch * sizeof(float);
     double size = (double)gpunvme_ops_dtype_nbytes(p->dtype);
@@ -141,7 +147,9 @@ static void consider_hopper(struct cuda_plan *best, const struct cuda_product *p
                       units,
                       width,
                       width == 192 ? MOST_OF_192 : MOST,
-                      4};
+                      4,
+                      1,
+                      0};
 
     x.width = width;
     if (cuda_suits_hopper(&x))
@@ -171,7 +179,9 @@ static void consider_coarsened(struct cuda_plan *best, const struct cuda_product
                           units,
                           0,
                           MOST_OF_F32,
-                          12};
+                          12,
+                          coarsened[i].alone,
+                          coarsened[i].saved};
         double before = best->clocks;
 
         consider(best, &way, p);
@@ -195,8 +205,18 @@ static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level 
     } else {
         int tf32 = p->dtype == GPUNVME_OPS_F32, gathers = !p->a.pitched || !p->b.pitched;
         double step = TENSORCORE * (tf32 ? 2.5 : 1) * (gathers ? UNALIGNED : 1);
-        struct way way = {
-            &cuda_engines[CUDA_TENSORCORE], 128, 128, 1, step * 1.4, 0, 2 * units, 0, MOST, 4};
+        struct way way = {&cuda_engines[CUDA_TENSORCORE],
+                          128,
+                          128,
+                          1,
+                          step * 1.4,
+                          0,
+                          2 * units,
+                          0,
+                          MOST,
+                          4,
+                          1,
+                          0};
 
         consider(&best, &way, p);
         if (level == CUDA_ANY_HOPPER) {

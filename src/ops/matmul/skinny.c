@@ -118,12 +118,18 @@ gpunvme_ops_status_t cuda_multiply_skinny(const struct cuda_product *p, void *wo
     struct skinny_work work = work_of(p);
 
     int size = (int)gpunvme_ops_dtype_nbytes(p->dtype), across = work.w.step_k != 1;
-    int64_t pass = SKINNY_WARPS * skinny_depth(across, size);
+    int64_t lines = skinny_lines(across, size), pass = SKINNY_WARPS * skinny_depth(across, size);
+    int groups = 1;
 
     if (cuda_level() == CUDA_ANY_HOPPER && cuda_wants_few(p) && work.w.vectors && work.x.vectors)
         return cuda_multiply_few(p, workspace, stream, launch);
     if (is_copied(&work))
         return multiply_copied(&work, stream, launch);
-    return skinny_launch(&work, cluster_of(&work, 10, skinny_lines(across, size), pass), stream,
-                         launch);
+    /* More tiles where a block a multiprocessor, and a quarter of them two, are not reached. */
+    while (size == 4 && across && work.x.lines <= 4 && groups < SKINNY_GROUPS &&
+           (work.w.lines + lines / groups - 1) / (lines / groups) * p->batch * SKINNY_CLUSTER * 4 <
+               cuda_units() * 5)
+        groups *= 2;
+    return skinny_launch(&work, groups, cluster_of(&work, 10, lines / groups, pass * groups),
+                         stream, launch);
 }

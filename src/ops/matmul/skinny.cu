@@ -15,7 +15,8 @@
  *  - fp8 becomes f16, which holds it all, on its way to mma: sums are in f32. Scales by block are
  *    applied to those of 128 of k.
  *  - f32 is multiplied in f32 by FFMA. Where lines are contiguous, a lane has four of them, and x
- *    goes to all lanes by way of shared memory.
+ *    goes to all lanes by way of shared memory. Of few tiles up to four groups of lanes have rows
+ * of k in turn, which makes more of them.
  *
  * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
  * sums are added through shared memory, always in the same order.
@@ -25,22 +26,30 @@
 #define WARPS   8
 #define THREADS (WARPS * 32)
 
-/* f32 with lines contiguous: lane l has four of them, and so a warp 512 bytes of each k. */
-template <int COLS> struct rows_of_k {
-    static const int depth = COLS > 8 ? 4 : 8;
+/*
+ * f32 with lines contiguous: a lane has four of them. Groups of 32 / GROUPS lanes have rows of k in
+ * turn, so that there are more tiles of fewer lines.
+ */
+template <int COLS, int GROUPS> struct rows_of_k {
+    static const int rows = COLS > 8 ? 4 : 8, depth = rows * GROUPS;
 
-    uint4 w[depth], x; /* x: of a lane four k of one column */
+    static_assert(COLS * depth / 4 <= 32, "a lane has four k of one column");
+    uint4 w[rows], x;
 };
 
 /*
  * What a block makes: LINES x COLS sums. A warp takes every so many'th DEPTH of k, and leaves its
  * sums at out[col * LINES + line].
  */
-template <int DTYPE, int MN, int COLS> struct shape {
+template <int DTYPE, int MN, int COLS, int GROUPS> struct shape {
     static const int fp8 = DTYPE == GPUNVME_OPS_E4M3 || DTYPE == GPUNVME_OPS_E5M2;
     static const int size = DTYPE == GPUNVME_OPS_F32 ? 4 : fp8 ? 1 : 2;
-    static const int lines = (int)skinny_lines(MN, size);
-    static const int depth = size == 4 && MN ? rows_of_k<COLS>::depth : (int)skinny_depth(MN, size);
+    static const int lines = (int)skinny_lines(MN, size) / GROUPS;
+    static const int depth =
+        size == 4 && MN ? rows_of_k<COLS, GROUPS>::depth : (int)skinny_depth(MN, size);
+    static const int count = lines * COLS;
+    /* Floats of a warp: its sums, and before them columns of x for two passes. */
+    static const int floats = size == 4 && MN && 2 * depth > lines ? 2 * depth *COLS : count;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -458,8 +467,8 @@ static __device__ __forceinline__ void sum_floats(float *out, const source &w, c
         }
 }
 
-template <int COLS>
-static __device__ __forceinline__ void load_rows_of_k(rows_of_k<COLS> &v, const source &w,
+template <int COLS, int GROUPS>
+static __device__ __forceinline__ void load_rows_of_k(rows_of_k<COLS, GROUPS> &v, const source &w,
                                                       const source &x, int64_t line, int64_t k,
                                                       int64_t end)
 {
@@ -467,8 +476,8 @@ static __device__ __forceinline__ void load_rows_of_k(rows_of_k<COLS> &v, const 
     int lane = threadIdx.x % 32, col = lane / across, quarter = lane % across * 4;
 
 #pragma unroll
-    for (int i = 0; i < v.depth; i++)
-        v.w[i] = along_lines<4>(w, line, k + i, end);
+    for (int i = 0; i < v.rows; i++)
+        v.w[i] = along_lines<4>(w, line, k + i * GROUPS + lane / (32 / GROUPS), end);
     if (col < COLS)
         v.x = along_k<4, 4>(x, col, k + quarter, end,
                             x.vectors && x.k == 4 && k + quarter + 4 <= end);
@@ -492,22 +501,23 @@ static __device__ __forceinline__ void take_columns(float (&values)[COLS], const
 }
 
 /* x goes to all lanes by way of shared memory, where the warp's sums will be. */
-template <int COLS>
+template <int COLS, int GROUPS>
 static __device__ __forceinline__ void sum_float_rows(float *out, const source &w, const source &x,
                                                       int64_t first, int64_t k, int64_t step,
                                                       int64_t end)
 {
-    const int depth = rows_of_k<COLS>::depth, across = depth / 4;
+    const int depth = rows_of_k<COLS, GROUPS>::depth, across = depth / 4, lanes = 32 / GROUPS;
     int lane = threadIdx.x % 32, col = lane / across, quarter = lane % across * 4;
-    rows_of_k<COLS> now = {}, next = {};
+    int64_t line = first + lane % lanes * 4;
+    rows_of_k<COLS, GROUPS> now = {}, next = {};
     float sums[4][COLS] = {}, *columns = out;
 
     if (k < end)
-        load_rows_of_k(now, w, x, first + lane * 4, k, end);
+        load_rows_of_k(now, w, x, line, k, end);
 #pragma unroll 1
     for (; k < end; k += step) {
         if (k + step < end)
-            load_rows_of_k(next, w, x, first + lane * 4, k + step, end);
+            load_rows_of_k(next, w, x, line, k + step, end);
         if (col < COLS) {
             const uint32_t values[4] = {now.x.x, now.x.y, now.x.z, now.x.w};
 
@@ -517,10 +527,10 @@ static __device__ __forceinline__ void sum_float_rows(float *out, const source &
         }
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < depth; i++) {
+        for (int i = 0; i < now.rows; i++) {
             float factors[COLS];
 
-            take_columns(factors, columns + i * COLS);
+            take_columns(factors, columns + (i * GROUPS + lane / lanes) * COLS);
 #pragma unroll
             for (int c = 0; c < COLS; c++) {
                 sums[0][c] += word_as_float(now.w[i].x) * factors[c];
@@ -535,18 +545,25 @@ static __device__ __forceinline__ void sum_float_rows(float *out, const source &
     }
     __syncwarp();
 #pragma unroll
-    for (int c = 0; c < COLS; c++)
-        *(float4 *)(out + c * 128 + lane * 4) =
-            make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
+    for (int c = 0; c < COLS; c++) {
+#pragma unroll
+        for (int other = 16; other >= lanes; other /= 2)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[i][c] += __shfl_xor_sync(0xffffffffu, sums[i][c], other);
+        if (lane < lanes)
+            *(float4 *)(out + (c * lanes + lane) * 4) =
+                make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
+    }
 }
 
-template <int DTYPE, int MN, int COLS>
+template <int DTYPE, int MN, int COLS, int GROUPS>
 static __device__ __forceinline__ void sum_lines(float *out, const source &w, const source &x,
                                                  int64_t first, int64_t k, int64_t step,
                                                  int64_t end)
 {
     if constexpr (DTYPE == GPUNVME_OPS_F32 && MN)
-        sum_float_rows<COLS>(out, w, x, first, k, step, end);
+        sum_float_rows<COLS, GROUPS>(out, w, x, first, k, step, end);
     else if constexpr (DTYPE == GPUNVME_OPS_F32)
         sum_floats<COLS>(out, w, x, first, k, step, end);
     else if constexpr (MN)
@@ -555,26 +572,26 @@ static __device__ __forceinline__ void sum_lines(float *out, const source &w, co
         sum_pairs<DTYPE, COLS>(out, w, x, first, k, step, end);
 }
 
-/* The warps' sums of `count` elements each become the block's, in the place of the first. */
-static __device__ __forceinline__ void add_warps(float *sums, int count)
+/* The warps' sums of `count` elements, `step` apart, become the block's, in the place of the first.
+ */
+static __device__ __forceinline__ void add_warps(float *sums, int count, int step)
 {
     for (int i = threadIdx.x; i < count; i += THREADS) {
         float sum = sums[i];
 
 #pragma unroll
         for (int warp = 1; warp < WARPS; warp++)
-            sum += sums[warp * count + i];
+            sum += sums[warp * step + i];
         sums[i] = sum;
     }
 }
 #endif
 
-template <int DTYPE, int MN, int COLS>
+template <int DTYPE, int MN, int COLS, int GROUPS>
 static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work work)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    typedef shape<DTYPE, MN, COLS> s;
-    const int count = s::lines * COLS;
+    typedef shape<DTYPE, MN, COLS, GROUPS> s;
     const cuda_product &p = work.product;
     float *sums = (float *)dynamic_shared();
     uint32_t rank = cluster_rank(), size = cluster_size();
@@ -585,7 +602,7 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work 
     source w = source_of<s::size>(work.w, batch), x = source_of<s::size>(work.x, batch);
     const ops_scales &of_w = work.w_is_b ? p.scale_b : p.scale_a;
     const ops_scales &of_x = work.w_is_b ? p.scale_a : p.scale_b;
-    float *own = sums + threadIdx.x / 32 * count;
+    float *own = sums + threadIdx.x / 32 * s::floats;
     int64_t step = (int64_t)size * WARPS * s::depth;
 
     let_next_kernel_start();
@@ -597,75 +614,104 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const skinny_work 
             find_scales<COLS / 4>(of_x, batch, threadIdx.x % 4 * 2, 1, x.last_line), first,
             warp * s::depth, step, p.k);
     else
-        sum_lines<DTYPE, MN, COLS>(own, w, x, first, warp * s::depth, step, p.k);
+        sum_lines<DTYPE, MN, COLS, GROUPS>(own, w, x, first, warp * s::depth, step, p.k);
     __syncthreads();
-    add_warps(sums, count);
+    add_warps(sums, s::count, s::floats);
     finish_lines<s::lines, COLS, s::fp8>(work, sums, batch, first, THREADS);
 #endif
 }
 
-template <int DTYPE, int MN, int COLS>
+/*
+ * Not all multiprocessors have a place in a cluster: two blocks of eight on each of an H200 make 30
+ * clusters, not 33. A few tiles more than that would be a second wave, so clusters are smaller
+ * then.
+ */
+static int fitting_cluster(const void *kernel, int64_t tiles, int cluster, size_t nbytes)
+{
+    int size = cluster;
+
+    while (size > 1 && cuda_resident_clusters(kernel, THREADS, size, nbytes) < tiles)
+        size--;
+    return size > cluster / 2 ? size : cluster;
+}
+
+template <int DTYPE, int MN, int COLS, int GROUPS>
 static gpunvme_ops_status_t launch(const skinny_work &work, int cluster, void *stream,
                                    struct cuda_launch *out)
 {
-    typedef shape<DTYPE, MN, COLS> s;
-    const size_t nbytes = (size_t)WARPS * s::lines * COLS * sizeof(float);
+    typedef shape<DTYPE, MN, COLS, GROUPS> s;
+    const size_t nbytes = (size_t)WARPS * s::floats * sizeof(float);
     int64_t tiles = (work.w.lines + s::lines - 1) / s::lines * work.product.batch;
     const cuda_tiling tiling = {
         work.w_is_b ? COLS : s::lines, work.w_is_b ? s::lines : COLS, 0, 0, THREADS, nbytes};
 
     gpunvme_ops_status_t status =
-        cuda_allow_shared((const void *)multiply<DTYPE, MN, COLS>, nbytes);
+        cuda_allow_shared((const void *)multiply<DTYPE, MN, COLS, GROUPS>, nbytes);
 
     if (status)
         return status;
+    cluster =
+        fitting_cluster((const void *)multiply<DTYPE, MN, COLS, GROUPS>, tiles, cluster, nbytes);
     if (out)
-        return cuda_describe((const void *)multiply<DTYPE, MN, COLS>, &tiling, tiles * cluster,
-                             out);
-    LAUNCH_CLUSTERS((multiply<DTYPE, MN, COLS>), (unsigned)(tiles * cluster), (unsigned)cluster,
-                    THREADS, nbytes, stream, work);
+        return cuda_describe((const void *)multiply<DTYPE, MN, COLS, GROUPS>, &tiling,
+                             tiles * cluster, out);
+    LAUNCH_CLUSTERS((multiply<DTYPE, MN, COLS, GROUPS>), (unsigned)(tiles * cluster),
+                    (unsigned)cluster, THREADS, nbytes, stream, work);
     return cuda_status(cudaGetLastError(), "launching a product of few rows");
 }
 
+template <int DTYPE, int MN, int COLS>
+static gpunvme_ops_status_t launch_groups(const skinny_work &work, int groups, int cluster,
+                                          void *stream, struct cuda_launch *out)
+{
+    if constexpr (DTYPE == GPUNVME_OPS_F32 && MN && COLS <= 4) {
+        if (groups == 4)
+            return launch<DTYPE, MN, COLS, 4>(work, cluster, stream, out);
+        if (groups == 2)
+            return launch<DTYPE, MN, COLS, 2>(work, cluster, stream, out);
+    }
+    return launch<DTYPE, MN, COLS, 1>(work, cluster, stream, out);
+}
+
 template <int DTYPE, int MN>
-static gpunvme_ops_status_t launch_cols(const skinny_work &work, int cluster, void *stream,
-                                        struct cuda_launch *out)
+static gpunvme_ops_status_t launch_cols(const skinny_work &work, int groups, int cluster,
+                                        void *stream, struct cuda_launch *out)
 {
     const bool f32 = DTYPE == GPUNVME_OPS_F32;
     int64_t cols = work.x.lines;
 
     if constexpr (f32) {
         if (cols <= 1)
-            return launch<DTYPE, MN, 1>(work, cluster, stream, out);
+            return launch_groups<DTYPE, MN, 1>(work, groups, cluster, stream, out);
         if (cols <= 4)
-            return launch<DTYPE, MN, 4>(work, cluster, stream, out);
+            return launch_groups<DTYPE, MN, 4>(work, groups, cluster, stream, out);
     }
-    return cols <= 8 ? launch<DTYPE, MN, 8>(work, cluster, stream, out)
-                     : launch<DTYPE, MN, 16>(work, cluster, stream, out);
+    return cols <= 8 ? launch<DTYPE, MN, 8, 1>(work, cluster, stream, out)
+                     : launch<DTYPE, MN, 16, 1>(work, cluster, stream, out);
 }
 
-gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
-                                   struct cuda_launch *out)
+gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int groups, int cluster,
+                                   void *stream, struct cuda_launch *out)
 {
     int of_w = work->w_is_b && cuda_is_fp8(work->product.dtype) ? work->product.dtype_b
                                                                 : work->product.dtype;
 
     if (of_w == GPUNVME_OPS_E4M3)
-        return launch_cols<GPUNVME_OPS_E4M3, 0>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_E4M3, 0>(*work, groups, cluster, stream, out);
     if (of_w == GPUNVME_OPS_E5M2)
-        return launch_cols<GPUNVME_OPS_E5M2, 0>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_E5M2, 0>(*work, groups, cluster, stream, out);
     switch (work->product.dtype * 2 + (work->w.step_k != 1)) {
     case GPUNVME_OPS_F32 * 2:
-        return launch_cols<GPUNVME_OPS_F32, 0>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_F32, 0>(*work, groups, cluster, stream, out);
     case GPUNVME_OPS_F32 * 2 + 1:
-        return launch_cols<GPUNVME_OPS_F32, 1>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_F32, 1>(*work, groups, cluster, stream, out);
     case GPUNVME_OPS_F16 * 2:
-        return launch_cols<GPUNVME_OPS_F16, 0>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_F16, 0>(*work, groups, cluster, stream, out);
     case GPUNVME_OPS_F16 * 2 + 1:
-        return launch_cols<GPUNVME_OPS_F16, 1>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_F16, 1>(*work, groups, cluster, stream, out);
     case GPUNVME_OPS_BF16 * 2:
-        return launch_cols<GPUNVME_OPS_BF16, 0>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_BF16, 0>(*work, groups, cluster, stream, out);
     default:
-        return launch_cols<GPUNVME_OPS_BF16, 1>(*work, cluster, stream, out);
+        return launch_cols<GPUNVME_OPS_BF16, 1>(*work, groups, cluster, stream, out);
     }
 }

@@ -60,10 +60,12 @@ static __device__ __forceinline__ void finish_lines(const skinny_work &work, con
     const cuda_product &p = work.product;
     const ops_scales &of_w = work.w_is_b ? p.scale_b : p.scale_a;
     const ops_scales &of_x = work.w_is_b ? p.scale_a : p.scale_b;
-    int rank = (int)cluster_rank(), size = (int)cluster_size(), part = LINES * COLS / size;
+    int rank = (int)cluster_rank(), size = (int)cluster_size();
+    int part = (LINES * COLS + size - 1) / size, end = (rank + 1) * part;
 
+    end = end < LINES * COLS ? end : LINES * COLS;
     cluster_sync();
-    for (int i = rank * part + threadIdx.x; i < (rank + 1) * part; i += threads) {
+    for (int i = rank * part + threadIdx.x; i < end; i += threads) {
         int64_t line = first + i % LINES, col = i / LINES;
         float sum = 0;
 

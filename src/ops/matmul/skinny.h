@@ -16,6 +16,7 @@ enum {
     SKINNY_COLS = 16,   /* rows or columns of C, at most */
     SKINNY_CLUSTER = 8, /* blocks that share k, at most */
     SKINNY_WARPS = 8,
+    SKINNY_GROUPS = 4,       /* of a warp's lanes that have different k, at most */
     SKINNY_WGMMA_LINES = 64, /* of w that a block of hopper_skinny.cu makes */
 };
 
@@ -41,8 +42,10 @@ struct skinny_work {
     ((size) == 1 ? 32 : (mn) ? (size) == 2 ? 64 : 128 : (size) == 2 ? 32 : 16)
 #define skinny_depth(mn, size) ((size) == 1 ? OPS_SCALE_K : (mn) ? (size) == 2 ? 32 : 8 : 64)
 
-gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int cluster, void *stream,
-                                   struct cuda_launch *launch);
+/* `groups`: of f32 with contiguous lines and at most four columns a tile has so many times fewer
+ * lines, and a warp takes as much more of k; otherwise 1. */
+gpunvme_ops_status_t skinny_launch(const struct skinny_work *work, int groups, int cluster,
+                                   void *stream, struct cuda_launch *launch);
 
 /*
  * On sm_90a where the copy engine can read both, w by operands.a and x by operands.b: fp8 along k;

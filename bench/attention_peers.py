@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Attention of gpunvme.ops beside PyTorch's cuDNN, on the same GPU, in one process, in turn.
 
-    bench/attention_peers.py [--work forward|backward|decode …] [--rounds 9] [--json FILE]
+    bench/attention_peers.py [--work forward|backward|decode|mla …] [--rounds 9] [--json FILE]
 
 forward and backward: bf16, 16384 rows in all, sequences of 2048, 8192 and 16384, full and causal,
 for each of four shapes of heads; TFLOP/s of 4 (backward: 10) b h s^2 d operations, of causal half.
@@ -14,6 +14,9 @@ shortest) / median. Before it is timed, a result is compared with the peer's.
 decode: one query a sequence over a cache in pages of 16 rows in random order, 32 heads on 8 of 128
 channels, in a captured graph that uses as many caches in turn as fill four times the L2; GB/s of K
 and V. Beside it, what a sum of 4 GiB of f32 reads.
+
+mla: one query a sequence over latent vectors in pages of 64 rows, heads on one of 576 channels, of
+which 512 are the value; likewise. Beside it FlashMLA, if there is a module flash_mla for this GPU.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ try:
 except ImportError as error:
     print(f"SKIP: {error}")
     sys.exit(77)
+
+try:
+    import flash_mla
+except (ImportError, OSError) as error:
+    print(f"no FlashMLA: {error}", file=sys.stderr)
+    flash_mla = None
 
 from gpunvme import ops
 
@@ -200,10 +209,74 @@ def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
+# ---- Latent vectors ---------------------------------------------------------------------------
+
+
+def captured(step: Callable[[int], Any], nsets: int) -> Callable[[], Any]:
+    """A graph of a step with each of the sets."""
+    def steps() -> None:
+        for i in range(nsets):
+            step(i)
+
+    steps()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps()
+    return graph.replay
+
+
+def latent(batch: int, length: int, heads: int) -> tuple[Ways, int, int]:
+    """Graphs of steps; the number of steps; bytes that a step reads."""
+    page, dim, dim_v, scale = 64, 576, 512, 576**-0.5
+    pages = batch * length // page
+    nbytes = batch * length * dim * 2
+    nsets = max(2, -(-4 * torch.cuda.get_device_properties(0).L2_cache_size // nbytes))
+    lengths = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    q = [random(batch, 1, heads, dim) for _ in range(nsets)]
+    cache = [random(pages, page, 1, dim) for _ in range(nsets)]
+    table = [torch.randperm(pages, dtype=torch.int32).reshape(batch, -1).cuda()
+             for _ in range(nsets)]
+    out = torch.empty(batch, 1, heads, dim_v, dtype=torch.bfloat16, device="cuda")
+
+    def ours(i: int) -> Any:
+        return ops.attention_paged(q[i], cache[i], cache[i][..., :dim_v], table[i], lengths,
+                                   scale=scale, out=out)
+
+    ways: Ways = {"gpunvme": captured(ours, nsets)}
+    if flash_mla:
+        plan = flash_mla.get_mla_metadata()[0]
+
+        def theirs(i: int) -> Any:
+            return flash_mla.flash_mla_with_kvcache(
+                q[i], cache[i], table[i], lengths, dim_v, plan, softmax_scale=scale,
+                use_legacy=True)[0]
+
+        compare("out", ours(0), theirs(0))
+        ways["flash_mla"] = captured(theirs, nsets)
+    return ways, nsets, nbytes
+
+
+def mla(args: argparse.Namespace) -> list[dict[str, Any]]:
+    results = []
+    for batch, length, heads in ((32, 8192, 128), (32, 8192, 16), (8, 4096, 128), (1, 4096, 128)):
+        ways, nsets, nbytes = latent(batch, length, heads)
+        found: dict[str, Any] = {"work": "mla", "batch": batch, "length": length, "heads": heads}
+        for name, x in measure(ways, args.rounds, args.rest).items():
+            x["seconds"] /= nsets
+            x["tflops"] = 2 * batch * length * heads * (576 + 512) / x["seconds"] / 1e12
+            x["gb_per_s"] = nbytes / x["seconds"] / 1e9
+            found[name] = x
+        results.append(found)
+        print(f"mla      {batch} of {length}, {heads} heads: " + ", ".join(
+            f"{n} {x['seconds'] * 1e6:.1f} us, {x['tflops']:.0f} TFLOP/s, {x['gb_per_s']:.0f} GB/s"
+            for n, x in found.items() if isinstance(x, dict)), flush=True)
+    return results
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", action="append", choices=("forward", "backward", "decode"),
+    parser.add_argument("--work", action="append", choices=("forward", "backward", "decode", "mla"),
                         help="may be given several times (all)")
     parser.add_argument("--rounds", type=int, default=9, metavar="N")
     parser.add_argument("--rest", type=float, default=0.05, metavar="SECONDS")
@@ -216,8 +289,9 @@ def main() -> int:
         return 77
     results = []
     with torch.no_grad():
-        for work in args.work or ("forward", "backward", "decode"):
-            results += decode(args) if work == "decode" else ladder(work, args)
+        for work in args.work or ("forward", "backward", "decode", "mla"):
+            results += (decode(args) if work == "decode" else mla(args) if work == "mla"
+                        else ladder(work, args))
             if args.json:
                 with open(args.json, "w", encoding="utf-8") as f:
                     json.dump({"benchmark": "attention_peers",

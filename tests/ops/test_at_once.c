@@ -78,17 +78,17 @@ static void drop(struct worker *x)
 static void calls_at_once_have_the_bits_that_they_have_alone(void **state)
 {
     static const struct work works[] = {
-        {multiply, 67, 131, 97, NULL, 1, GPUNVME_OPS_F32},
-        {multiply, 24, 40, 300, NULL, 2, GPUNVME_OPS_BF16},
-        {multiply, 9, 200, 120, "packed", 1, GPUNVME_OPS_F16},
-        {layer, 33, 65, 80, NULL, 2, GPUNVME_OPS_F32},
-        {attend, 40, 70, 32, NULL, 2, GPUNVME_OPS_F32},
-        {attend, 70, 70, 64, NULL, 1, GPUNVME_OPS_BF16},
-        {normalize, 50, 300, 0, NULL, 2, GPUNVME_OPS_F32},
-        {rotate, 30, 4, 64, NULL, 1, GPUNVME_OPS_BF16},
-        {gate, 60, 200, 0, NULL, 2, GPUNVME_OPS_F16},
-        {norm_of_gradients, 100, 300, 77, NULL, 2, GPUNVME_OPS_F32},
-        {normalize_back, 50, 300, 0, NULL, 2, GPUNVME_OPS_F32},
+        {multiply, 67, 131, 97, NULL, 1, GPUNVME_OPS_F32, 0},
+        {multiply, 24, 40, 300, NULL, 2, GPUNVME_OPS_BF16, 0},
+        {multiply, 9, 200, 120, "packed", 1, GPUNVME_OPS_F16, 0},
+        {layer, 33, 65, 80, NULL, 2, GPUNVME_OPS_F32, 0},
+        {attend, 40, 70, 32, NULL, 2, GPUNVME_OPS_F32, 0},
+        {attend, 70, 70, 64, NULL, 1, GPUNVME_OPS_BF16, 0},
+        {normalize, 50, 300, 0, NULL, 2, GPUNVME_OPS_F32, 0},
+        {rotate, 30, 4, 64, NULL, 1, GPUNVME_OPS_BF16, 0},
+        {gate, 60, 200, 0, NULL, 2, GPUNVME_OPS_F16, 0},
+        {norm_of_gradients, 100, 300, 77, NULL, 2, GPUNVME_OPS_F32, 0},
+        {normalize_back, 50, 300, 0, NULL, 2, GPUNVME_OPS_F32, 0},
         {entropy, 20, 1000, 0, NULL, 2, GPUNVME_OPS_BF16, 1000},
         {scatter, 100, 60, 300, NULL, 2, GPUNVME_OPS_F32, 60},
     };

@@ -13,22 +13,22 @@ enum { ROOM = 1 << 18, REPLAYS = 3, TURNS = 20 };
 
 /* By "auto": tiles, few rows, a long sum; f32 and fp8 likewise; what passes over memory. */
 static const struct work works[] = {
-    {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_F32},
-    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_F32},
-    {multiply, 24, 40, 6000, NULL, 0, GPUNVME_OPS_F32},
-    {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_BF16},
-    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_BF16},
-    {multiply, 24, 40, 6000, NULL, 0, GPUNVME_OPS_F16},
-    {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_E4M3},
-    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_E4M3},
-    {layer, 320, 384, 512, NULL, 0, GPUNVME_OPS_BF16},
-    {attend, 200, 300, 64, NULL, 0, GPUNVME_OPS_BF16},
-    {normalize, 100, 512, 0, NULL, 0, GPUNVME_OPS_BF16},
-    {normalize_back, 100, 512, 0, NULL, 0, GPUNVME_OPS_F32},
-    {rotate, 100, 8, 64, NULL, 0, GPUNVME_OPS_BF16},
-    {gate, 100, 512, 0, NULL, 0, GPUNVME_OPS_BF16},
-    {norm_of_gradients, 300, 300, 5000, NULL, 0, GPUNVME_OPS_BF16},
-    {update, 200, 300, 0, NULL, 0, GPUNVME_OPS_BF16},
+    {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_F32, 0},
+    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_F32, 0},
+    {multiply, 24, 40, 6000, NULL, 0, GPUNVME_OPS_F32, 0},
+    {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {multiply, 24, 40, 6000, NULL, 0, GPUNVME_OPS_F16, 0},
+    {multiply, 320, 384, 512, NULL, 0, GPUNVME_OPS_E4M3, 0},
+    {multiply, 3, 384, 512, NULL, 0, GPUNVME_OPS_E4M3, 0},
+    {layer, 320, 384, 512, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {attend, 200, 300, 64, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {normalize, 100, 512, 0, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {normalize_back, 100, 512, 0, NULL, 0, GPUNVME_OPS_F32, 0},
+    {rotate, 100, 8, 64, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {gate, 100, 512, 0, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {norm_of_gradients, 300, 300, 5000, NULL, 0, GPUNVME_OPS_BF16, 0},
+    {update, 200, 300, 0, NULL, 0, GPUNVME_OPS_BF16, 0},
     {entropy, 6, 40008, 0, NULL, 0, GPUNVME_OPS_BF16, 40008},
     {scatter, 300, 500, 512, NULL, 0, GPUNVME_OPS_BF16, 500},
 };
@@ -335,7 +335,7 @@ static void expect_appended(struct numbers *n, const int32_t counts[SEQUENCES], 
 static void append_in_a_graph(const char *variant, void *arg)
 {
     static const int32_t counts[][SEQUENCES] = {{8, 0, 1}, {3, 8, 8}, {0, 5, 8}, {1, 1, 1}};
-    const struct work work = {append, 0, 0, 0, variant, 0, GPUNVME_OPS_BF16};
+    const struct work work = {append, 0, 0, 0, variant, 0, GPUNVME_OPS_BF16, 0};
     struct numbers n = {.table = {7, 2, 11, 0, 5, 9, 1, 3, 10, 4, 8, 6}};
     uint16_t *cache = malloc(ROOM * sizeof(float)), *k = malloc(ROOM * sizeof(float));
     struct on_stream x;

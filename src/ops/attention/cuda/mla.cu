@@ -45,32 +45,42 @@ static __device__ __forceinline__ uint4 load_vector(const uint16_t *from, int ch
     return from ? *(const uint4 *)(from + channel) : make_uint4(0, 0, 0, 0);
 }
 
-/* Q of a head: its second half and what is left to registers, the first to shared memory. */
-static __device__ __forceinline__ void load_q(const mla_work &work, const mla_tile &tile,
-                                              uint32_t base, uint32_t (&q)[CHANNELS / 4])
+/* Q of a head: asks for its second half and what is left, and copies the first to shared memory. */
+static __device__ __forceinline__ void begin_q(const mla_work &work, int b, int head, uint32_t base,
+                                               uint4 (&v)[2][CHANNELS / 32])
 {
     const cuda_attention &x = work.decode.x;
     int thread = threadIdx.x % 128, row = thread / 2;
-    extent e = extent_of(x, tile.b);
-    const uint16_t *from = q_row(x, e, tile.head, (int)(blockIdx.x % work.size) * MLA_ROWS + row);
+    extent e = extent_of(x, b);
+    const uint16_t *from = q_row(x, e, head, (int)(blockIdx.x % work.size) * MLA_ROWS + row);
 
 #pragma unroll 4
     for (int i = 0; i < LEFT * 64 / 2 / 8; i++) {
         int c = thread % 2 * 32 + i / 4 * 64 + i % 4 * 8;
-        uint4 v = load_vector(from, c);
-        const uint32_t y[4] = {v.x, v.y, v.z, v.w};
 
-        store_shared16(base + Q_AT + (uint32_t)(c / 64 * HOPPER_BLOCK) +
-                           hopper_swizzle((uint32_t)row, (uint32_t)(c % 64 * 2)),
-                       y);
+        cp_async16(base + Q_AT + (uint32_t)(c / 64 * HOPPER_BLOCK) +
+                       hopper_swizzle((uint32_t)row, (uint32_t)(c % 64 * 2)),
+                   from ? from + c : x.q.data, from ? 16 : 0);
     }
+    cp_async_commit();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        from = q_row(x, e, tile.head, row_of(work, h));
+        from = q_row(x, e, head, row_of(work, h));
+#pragma unroll
+        for (int i = 0; i < CHANNELS / 32; i++)
+            v[h][i] = load_vector(from, LEFT * 64 + i * 32 + thread % 4 * 8);
+    }
+}
+
+/* It is there: the second half in registers, as products take it. */
+static __device__ __forceinline__ void end_q(const uint4 (&v)[2][CHANNELS / 32],
+                                             uint32_t (&q)[CHANNELS / 4])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int i = 0; i < CHANNELS / 32; i++) {
-            uint4 v = load_vector(from, LEFT * 64 + i * 32 + thread % 4 * 8);
-            uint32_t y[4] = {v.x, v.y, v.z, v.w};
+            uint32_t y[4] = {v[h][i].x, v[h][i].y, v[h][i].z, v[h][i].w};
 
             gather_vectors(y); /* now four words in a row are of four vectors in a row */
             q[8 * i + h] = y[0];
@@ -78,7 +88,7 @@ static __device__ __forceinline__ void load_q(const mla_work &work, const mla_ti
             q[8 * i + 4 + h] = y[2];
             q[8 * i + 6 + h] = y[3];
         }
-    }
+    cp_async_wait<0>();
     fence_async_proxy();
     barrier_128(1);
 }
@@ -250,6 +260,7 @@ static __device__ __forceinline__ void make_scores(const mla_work &work, uint32_
 {
     const bool plans = threadIdx.x % 128 < 32;
     uint32_t q[CHANNELS / 4];
+    uint4 vectors[2][CHANNELS / 32];
     attention_rows rows = {{-INFINITY, -INFINITY}, {0, 0}};
     float s[MLA_KEYS / 2], factor[2];
     left_turn l = {0, 0};
@@ -261,20 +272,24 @@ static __device__ __forceinline__ void make_scores(const mla_work &work, uint32_
         plan_run(work, base, 0);
     }
 #pragma unroll 1
-    for (;; l.advance(), r.advance()) {
+    for (bool first = true;; l.advance(), r.advance()) {
+        uint32_t run = base + RUNS_AT + runs % 2 * 32;
         mla_tile tile;
 
-        mbarrier_wait(base + RIGHT_FULL + r.slot * 8, r.parity);
-        tile = hear_tile(base, r);
-        if (tile.flags & STOP)
-            break;
-        if (tile.flags & FIRST) {
+        if (first) {
+            mbarrier_wait(base + PLANNED + runs % 2 * 8, runs / 2 % 2);
+            if (!load_shared4(run + 4))
+                break;
+            begin_q(work, (int)load_shared4(run + 16), (int)load_shared4(run + 20), base, vectors);
             runs++;
             if (plans)
                 plan_run(work, base, runs);
-            load_q(work, tile, base, q);
+            end_q(vectors, q);
             rows = {{-INFINITY, -INFINITY}, {0, 0}};
         }
+        mbarrier_wait(base + RIGHT_FULL + r.slot * 8, r.parity);
+        tile = hear_tile(base, r);
+        first = tile.flags & LAST;
         wgmma_fence();
         multiply_right<DTYPE>(s, q, right_at(base, r));
         mbarrier_wait(base + LEFT_FULL + l.slot * 8, l.parity);
@@ -298,6 +313,7 @@ static __device__ __forceinline__ void make_scores(const mla_work &work, uint32_
         fence_async_proxy();
         tell(base + READY + r.slot * 8);
     }
+    mbarrier_wait(base + RIGHT_FULL + r.slot * 8, r.parity);
     tell(base + SCORED + r.slot * 8);
     tell(base + READY + r.slot * 8);
 }

@@ -128,18 +128,23 @@ static __device__ __forceinline__ unsigned number_block(const cuda_backward &x)
 
 /*
  * Tile after tile of the heads of a section, the longest first: as many heads as have their sums
- * and operands in the second-level cache. The tiles of a head come in order.
+ * and operands in the second-level cache. The tiles of a head come in order. Heads that whole
+ * sections leave come first: at the end there would be a few long tiles and nothing beside them.
  */
 static __device__ __forceinline__ key_tile tile_of_block(const cuda_backward &x, unsigned number,
                                                          int keys)
 {
-    int tiles = (x.f.k_len + keys - 1) / keys, heads = x.f.batch * x.f.kv_heads;
-    int first = (int)(number / (tiles * x.section)) * x.section;
-    int at = (int)(number % (tiles * x.section));
-    int count = heads - first < x.section ? heads - first : x.section;
-    int head = first + at % count;
+    unsigned tiles = (unsigned)(x.f.k_len + keys - 1) / keys, heads = x.f.batch * x.f.kv_heads;
+    unsigned first = 0, count = heads % x.section, head;
 
-    return {head / x.f.kv_heads, head % x.f.kv_heads, at / count * keys};
+    if (number >= count * tiles) {
+        number -= count * tiles;
+        first = count + number / (tiles * x.section) * x.section;
+        count = x.section;
+        number %= tiles * count;
+    }
+    head = first + number % count;
+    return {(int)head / x.f.kv_heads, (int)head % x.f.kv_heads, (int)(number / count) * keys};
 }
 
 /*

@@ -118,21 +118,30 @@ static __device__ __forceinline__ void end_gradients(const cuda_backward &x, con
 {
     int stage = (w.step - 1) % STAGES;
 
-    release(t.q_empty + 8 * stage);
-    release(t.grad_empty + 8 * stage);
+    release_by_group(t.q_empty + 8 * stage);
+    release_by_group(t.grad_empty + 8 * stage);
     hand_over<WIDTH>(x, t, group, w.step - 1, piece);
 }
 
-/* What a group has for 64 keys from `key` on. */
-template <int COUNT>
+/* What a group has for 64 keys from `key` on: 16 bytes at a time, if they are stored as they are.
+ */
+template <int DTYPE, int COUNT>
 static __device__ __forceinline__ void store_group(const cuda_backward &x, const walk &w, int key,
                                                    const cuda_rows &rows, int dim, float scale,
-                                                   float *turned, const float (&sums)[COUNT])
+                                                   float *turned, float (&sums)[COUNT])
 {
     int lane = threadIdx.x % 32;
 
     key += (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
-    store_keys(x, w.s, w.b, w.kv_head, key, lane % 4 * 2, rows, dim, scale, turned, sums);
+    if (turned || !rows.vectors || dim % 8 || !rows.data) {
+        store_keys(x, w.s, w.b, w.kv_head, key, lane % 4 * 2, rows, dim, scale, turned, sums);
+        return;
+    }
+    scale_rows(sums, {scale, scale});
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        write_vectors<DTYPE>((uint16_t *)rows.data + key_at(x.f, rows, w.s, key + 8 * h, w.kv_head),
+                             sums, h, dim, key + 8 * h < w.s.k_len);
 }
 
 template <int DTYPE, int WIDTH, int CAP>
@@ -168,8 +177,9 @@ static __device__ __forceinline__ void consume(const cuda_backward &x, const til
         end_gradients<WIDTH>(x, t, w, group, piece);
     }
     w = walk_of_block<WIDTH>(x, t); /* it took registers meanwhile */
-    store_group(x, w, w.key + group * 64, x.grad_k, x.f.dim, x.f.scale, x.grad_turned, sums.k);
-    store_group(x, w, w.key + group * 64, x.grad_v, x.f.dim_v, 1, NULL, sums.v);
+    store_group<DTYPE>(x, w, w.key + group * 64, x.grad_k, x.f.dim, x.f.scale, x.grad_turned,
+                       sums.k);
+    store_group<DTYPE>(x, w, w.key + group * 64, x.grad_v, x.f.dim_v, 1, NULL, sums.v);
 }
 
 /* With divided rows: begins piece i, of this group's two, of dS K of a step's tile. */
@@ -270,14 +280,14 @@ static __device__ __forceinline__ void consume_weights(const cuda_backward &x, c
             mbarrier_wait(t.grad_full + 8 * grad, step / grads % 2);
             begin_sums<DTYPE>(v, fragments, t.grad_out + grad * size::queries_nbytes);
             barrier_wait(DS_SHOWN, 256);
-            release(t.q_empty + 8 * (step % STAGES));
+            release_by_group(t.q_empty + 8 * (step % STAGES));
             begin_own_piece<DTYPE, WIDTH>(t, step, 0, 0, piece);
             next(w);
             if (w.step == w.steps)
                 break;
             begin_p<DTYPE, WIDTH>(t, w, afresh(t.k), p);
             wgmma_wait<2>();
-            release(t.grad_empty + 8 * grad);
+            release_by_group(t.grad_empty + 8 * grad);
             wgmma_wait_leaving<1>(piece);
             hand_over<WIDTH>(x, t, 0, 2 * step, piece);
             begin_own_piece<DTYPE, WIDTH>(t, step, 0, 1, piece);
@@ -294,7 +304,7 @@ static __device__ __forceinline__ void consume_weights(const cuda_backward &x, c
         hand_over<WIDTH>(x, t, 0, 2 * w.step - 1, piece);
     }
     w = walk_of_block<WIDTH>(x, t); /* it took registers meanwhile */
-    store_group(x, w, w.key, x.grad_v, x.f.dim_v, 1, NULL, v);
+    store_group<DTYPE>(x, w, w.key, x.grad_v, x.f.dim_v, 1, NULL, v);
 }
 
 /*
@@ -327,12 +337,12 @@ static __device__ __forceinline__ void consume_grads(const cuda_backward &x, con
             fence_async_proxy();
             barrier_arrive(DS_SHOWN, 256);
             barrier_128(GROUP);
-            release(t.grad_empty + 8 * (step % grads));
+            release_by_group(t.grad_empty + 8 * (step % grads));
             mbarrier_wait(t.q_full + 8 * stage, step / STAGES % 2);
             begin_sums<DTYPE>(k, fragments, t.q + stage * size::queries_nbytes);
             begin_own_piece<DTYPE, WIDTH>(t, step, 1, 0, piece);
             wgmma_wait_for(piece);
-            release(t.q_empty + 8 * stage);
+            release_by_group(t.q_empty + 8 * stage);
             hand_over<WIDTH>(x, t, 1, 2 * step, piece);
             begin_own_piece<DTYPE, WIDTH>(t, step, 1, 1, piece);
             next(w);
@@ -349,7 +359,7 @@ static __device__ __forceinline__ void consume_grads(const cuda_backward &x, con
         hand_over<WIDTH>(x, t, 1, 2 * w.step - 1, piece);
     }
     w = walk_of_block<WIDTH>(x, t);
-    store_group(x, w, w.key, x.grad_k, x.f.dim, x.f.scale, x.grad_turned, k);
+    store_group<DTYPE>(x, w, w.key, x.grad_k, x.f.dim, x.f.scale, x.grad_turned, k);
 }
 
 template <int DTYPE, int WIDTH, int CAP>

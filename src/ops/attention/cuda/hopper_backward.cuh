@@ -7,6 +7,7 @@
 #define OPS_ATTENTION_CUDA_HOPPER_BACKWARD_CUH
 
 #include "ops/attention/cuda/backward.cuh"
+#include "ops/attention/cuda/hopper_rows.cuh"
 #include "ops/hopper/launch.h"
 #include "ops/hopper/ring.cuh"
 #include "ops/hopper/wgmma.cuh"
@@ -155,7 +156,7 @@ static __device__ __forceinline__ void bring_all(const hopper_backward &work, co
 }
 
 /* This group has read a stage. */
-static __device__ __forceinline__ void release(uint32_t empty)
+static __device__ __forceinline__ void release_by_group(uint32_t empty)
 {
     if (threadIdx.x % 128 == 0)
         mbarrier_arrive(empty);

@@ -171,12 +171,12 @@ def test_a_large_state_is_spread_over_files_that_are_written_at_once(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_save, "_LEAST", 1000)
     monkeypatch.setattr(_memory, "BLOCK", 500)
-    state = {f"w{i}": np.full(1000, i, np.uint8) for i in range(32)}
+    state = {f"w{i}": np.full(1000, i, np.uint8) for i in range(128)}
     encoder = _state.Encoder()
     encoder.tree(state)
     chunks = _save.Files(tmp_path, 0, encoder.leaves, 1, 1 << 30).chunks
-    assert [chunk.file for chunk in chunks] == [*range(16)] * 4
-    assert [chunk.blocks[0].start for chunk in chunks[::16]] == [0, 500, 0, 500]
+    assert [chunk.file for chunk in chunks] == [*range(64)] * 4
+    assert [chunk.blocks[0].start for chunk in chunks[::64]] == [0, 500, 0, 500]
 
 
 @QUICK

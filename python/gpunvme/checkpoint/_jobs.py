@@ -10,8 +10,8 @@ from queue import Empty, SimpleQueue
 WORKERS = 16  # each has one transfer in flight, and computes checksums
 
 
-def run_all(jobs: list[Callable[[], None]]) -> None:
-    """Runs jobs in a few threads. After an error it starts no more, and raises the first."""
+def run_all(jobs: list[Callable[[], None]], workers: int = WORKERS) -> None:
+    """Runs jobs in so many threads. After an error it starts no more, and raises the first."""
     queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     for job in jobs:
         queue.put(job)
@@ -27,7 +27,7 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
                 failures.append(why)
 
     threads = [threading.Thread(target=work, name="gpunvme checkpoint")
-               for _ in range(min(WORKERS, len(jobs)))]
+               for _ in range(min(workers, len(jobs)))]
     for thread in threads:
         thread.start()
     try:

@@ -2,9 +2,9 @@
 # mypy: allow-untyped-calls, disable-error-code="import-not-found"
 """Saving: the caller's thread takes the snapshot, threads of the save do the rest.
 
-Workers take chunks, submit each as one transfer, and compute its checksums meanwhile. One more
-thread waits for them, synchronizes the files and renames the folder. These threads are not daemons,
-so the interpreter waits for them when it ends.
+Workers take chunks, submit each as one transfer, and compute its checksums. One more thread waits
+for the transfers, synchronizes the files and renames the folder. These threads are not daemons, so
+the interpreter waits for them when it ends.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class Progress(NamedTuple):
     total: int
 
 
-# Files of a large state: the kernel lets one thread at a time write new pages of a file.
-_FILES, _LEAST = 16, BLOCK  # at least, and bytes of each
+# Files of a large state, at least, and bytes of each: the kernel lets one thread at a time write new
+# pages of a file, so there are several for each thread of the engine.
+_FILES, _LEAST = 64, 16 << 20
+_FLYING = 64  # chunks at a time
 
 
 class Files:
@@ -123,7 +125,7 @@ class Files:
 
         try:
             self.open()
-            run_all([partial(one, in_place(chunk)) for chunk in self.chunks])
+            run_all([partial(one, in_place(chunk)) for chunk in self.chunks], _FLYING)
             self.sync()
         finally:
             self.close()
@@ -186,6 +188,8 @@ class Save:
         self._lock = threading.Condition()
         self._snapshot = snapshot and Snapshot(snapshot == "device", self._released)
         self._queue: SimpleQueue[Staged | None] = SimpleQueue()
+        self._submitted: SimpleQueue[tuple[Staged, Future | None] | None] = SimpleQueue()
+        self._may_fly = threading.Semaphore(_FLYING)
         self._flying: set[Future] = set()
         self._written = self._used = 0
         self._error: BaseException | None = None
@@ -293,46 +297,63 @@ class Save:
             self._lock.notify_all()
 
     def _work(self) -> None:
+        """Submits chunks, which _collect() gets."""
         while (staged := self._queue.get()) is not None:
+            future = None
+            self._may_fly.acquire()
             try:
                 if not self._stopped():
-                    self._write(staged)
+                    staged.wait()
+                    future = self._submit(staged)
+                    self._files.sum(staged)
             except BaseException as why:
                 self._fail(why)
-            finally:
-                staged.release()
-                del staged
+            self._submitted.put((staged, future))
+            del staged
+        self._submitted.put(None)
 
-    def _write(self, staged: Staged) -> None:
-        staged.wait()
+    def _submit(self, staged: Staged) -> Future:
         future = self._files.submit(staged)
         with self._lock:
             self._flying.add(future)
-        try:
-            if self._canceled:
-                future.cancel()
-            self._files.sum(staged)
-            self._files.whole(staged, future.result())
-        finally:
-            with self._lock:
-                self._flying.discard(future)
-                self._written += staged.chunk.nbytes
-        reached("written")
+        if self._canceled:
+            future.cancel()
+        return future
+
+    def _collect(self) -> None:
+        """Waits for chunks, until a worker has ended."""
+        while (submitted := self._submitted.get()) is not None:
+            staged, future = submitted
+            try:
+                if future is not None:
+                    self._files.whole(staged, future.result())
+                    reached("written")
+            except BaseException as why:
+                self._fail(why)
+            finally:
+                with self._lock:
+                    if future is not None:
+                        self._flying.discard(future)
+                        self._written += staged.chunk.nbytes
+                self._may_fly.release()
+                staged.release()
+                del staged, submitted
 
     def _run(self, n: int) -> None:
         """From the files to the end, with ``n`` workers. The second call does nothing."""
         if not self._runs.acquire(blocking=False):
             return
-        workers: list[threading.Thread] = []
+        workers = 0
         try:
             if not self._stopped():
                 self._files.open()
                 for _ in range(n):
-                    workers.append(_started(self._work))
+                    _started(self._work)
+                    workers += 1
         except BaseException as why:
             self._fail(why)
-        for worker in workers:
-            worker.join()
+        for _ in range(workers):
+            self._collect()
         try:
             self._finish()
         except BaseException as why:
@@ -445,7 +466,7 @@ def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int
     the last). ``keep``: once the checkpoint is complete, all others are deleted but the ``keep``
     with the highest steps. ``ranks``: the processes that save it together. ExistsError: there is a
     checkpoint of this step; with ``replace`` the new one replaces it atomically, if the file system
-    supports that. A large state is spread over 16 files or more, each of up to ``shard_nbytes``
+    supports that. A large state is spread over 64 files or more, each of up to ``shard_nbytes``
     bytes of tensors, or one larger tensor.
 
     A previous save into the same folder is waited for first. Errors of the folder are raised here,

@@ -179,6 +179,13 @@ def test_a_large_state_is_spread_over_files_that_are_written_at_once(
     assert [chunk.blocks[0].start for chunk in chunks[::64]] == [0, 500, 0, 500]
 
 
+def test_the_engine_that_is_given_serves_the_files(tmp_path: Path) -> None:
+    with gpunvme.Engine(threads=3) as engine:
+        before = engine.info().threads
+        checkpoint.save({"w": np.ones(1 << 20)}, tmp_path, engine=engine)
+        assert (before, engine.info().threads) == (0, 3)
+
+
 @QUICK
 @given(n=st.integers(0, 200))
 def test_data_begins_where_direct_io_can(n: int) -> None:

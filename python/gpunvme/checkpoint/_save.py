@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from .. import _lib
 from .._safetensors import header
 from ..buffers import checksum
+from ..engine import Engine
 from ..errors import argument, error
 from ..future import Future
 from ..store import Store
@@ -53,8 +54,9 @@ class Files:
     """
 
     def __init__(self, folder: Path, rank: int, leaves: Sequence[Leaf], step: int | None,
-                 shard_nbytes: int) -> None:
+                 shard_nbytes: int, engine: Engine | None = None) -> None:
         self.folder = folder
+        self._engine = engine
         self.chunks: list[Chunk] = []
         self.table: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
@@ -95,7 +97,7 @@ class Files:
                          0o666)
             self._fds.append(fd)
             reached("created")
-            store = open_store(fd, "r+")
+            store = open_store(fd, "r+", engine=self._engine)
             self._stores.append(store)
             store.resize(size)
             store.pwrite(head)
@@ -414,7 +416,8 @@ os.register_at_fork(after_in_child=_in_child)
 
 def _prepared(state: dict[Any, Any], path: str | os.PathLike[str], step: int | None,
               keep: int | None, ranks: Ranks | None, replace: bool, shard_nbytes: int,
-              memory: int | None, snapshot: Literal["pinned", "device"] | None) -> Save:
+              memory: int | None, snapshot: Literal["pinned", "device"] | None,
+              engine: Engine | None) -> Save:
     if keep is not None and keep < 1:
         raise argument(f"keep={keep}: at least one checkpoint is kept")
     if snapshot not in (None, "pinned", "device"):
@@ -439,7 +442,7 @@ def _prepared(state: dict[Any, Any], path: str | os.PathLike[str], step: int | N
         wait_for_gpus(leaves)
     draft = Draft(folder_of(root, step), ranks, replace)
     try:
-        files = Files(draft.folder, draft.rank, leaves, step, shard_nbytes)
+        files = Files(draft.folder, draft.rank, leaves, step, shard_nbytes, engine)
         return Save(draft, files, tree, step, keep, memory, snapshot)
     except BaseException as why:
         draft.abandon(why)
@@ -450,7 +453,8 @@ def _prepared(state: dict[Any, Any], path: str | os.PathLike[str], step: int | N
 def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
                keep: int | None = None, ranks: Ranks | None = None, replace: bool = False,
                snapshot: Literal["pinned", "device"] = "pinned", defer: bool = False,
-               memory: int | None = None, shard_nbytes: int = 4 << 30) -> Save:
+               memory: int | None = None, shard_nbytes: int = 4 << 30,
+               engine: Engine | None = None) -> Save:
     """Begins to save ``state`` as a checkpoint in the folder ``path``, and returns a Save.
 
     This takes a snapshot, so tensors may be changed as soon as it returns: those on the CPU have
@@ -467,12 +471,13 @@ def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int
     with the highest steps. ``ranks``: the processes that save it together. ExistsError: there is a
     checkpoint of this step; with ``replace`` the new one replaces it atomically, if the file system
     supports that. A large state is spread over 64 files or more, each of up to ``shard_nbytes``
-    bytes of tensors, or one larger tensor.
+    bytes of tensors, or one larger tensor. ``engine`` serves the files instead of the process's.
 
     A previous save into the same folder is waited for first. Errors of the folder are raised here,
     errors of writing by result().
     """
-    save = _prepared(state, path, step, keep, ranks, replace, shard_nbytes, memory, snapshot)
+    save = _prepared(state, path, step, keep, ranks, replace, shard_nbytes, memory, snapshot,
+                     engine)
     save._begin()
     try:
         if not defer:
@@ -485,13 +490,13 @@ def save_async(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int
 
 def save(state: dict[Any, Any], path: str | os.PathLike[str], *, step: int | None = None,
          keep: int | None = None, ranks: Ranks | None = None, replace: bool = False,
-         shard_nbytes: int = 4 << 30) -> str:
+         shard_nbytes: int = 4 << 30, engine: Engine | None = None) -> str:
     """Saves, and returns the checkpoint's folder when it is on stable storage.
 
     As save_async(), but without a snapshot: tensors are written from their own memory. Ctrl-C
     cancels it.
     """
-    begun = _prepared(state, path, step, keep, ranks, replace, shard_nbytes, None, None)
+    begun = _prepared(state, path, step, keep, ranks, replace, shard_nbytes, None, None, engine)
     try:
         begun._begin()
         return begun.result()

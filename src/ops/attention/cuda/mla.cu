@@ -93,14 +93,22 @@ static __device__ __forceinline__ void end_q(const uint4 (&v)[2][CHANNELS / 32],
     barrier_128(1);
 }
 
+/* One number for the warp, so that the compiler has descriptors in uniform registers. */
+static __device__ __forceinline__ uint32_t uniform(uint32_t x)
+{
+    return (uint32_t)__shfl_sync(ALL_LANES, (int)x, 0);
+}
+
 /* S = Q K^T: of the second half, and then of the first. */
 template <int DTYPE>
 static __device__ __forceinline__ void multiply_right(float (&s)[MLA_KEYS / 2],
                                                       const uint32_t (&q)[CHANNELS / 4], uint32_t k)
 {
+    uint64_t first = hopper_descriptor(uniform(k), 16, 1024);
+
 #pragma unroll
     for (int i = 0; i < CHANNELS / 16; i++) {
-        uint64_t y = hopper_descriptor(k + i / 4 * HOPPER_BLOCK, 16, 1024) + i % 4 * 2;
+        uint64_t y = first + i / 4 * (HOPPER_BLOCK >> 4) + i % 4 * 2;
 
         if (DTYPE == GPUNVME_OPS_F16)
             wgmma_f16_by_registers<0>(s, &q[4 * i], y, i > 0);
@@ -113,10 +121,13 @@ template <int DTYPE>
 static __device__ __forceinline__ void multiply_left(float (&s)[MLA_KEYS / 2], uint32_t q,
                                                      uint32_t k)
 {
+    uint64_t first_x = hopper_descriptor(q, 16, 1024);
+    uint64_t first_y = hopper_descriptor(uniform(k), 16, 1024);
+
 #pragma unroll
     for (int i = 0; i < LEFT * 64 / 16; i++) {
-        uint64_t x = hopper_descriptor(q + i / 4 * HOPPER_BLOCK, 16, 1024) + i % 4 * 2;
-        uint64_t y = hopper_descriptor(k + i / 4 * HOPPER_BLOCK, 16, 1024) + i % 4 * 2;
+        int step = i / 4 * (HOPPER_BLOCK >> 4) + i % 4 * 2;
+        uint64_t x = first_x + step, y = first_y + step;
 
         if (DTYPE == GPUNVME_OPS_F16)
             wgmma_f16<0, 0>(s, x, y, 1);

@@ -37,7 +37,8 @@ enum {
     TILES_AT = (BARRIERS_END + 15) / 16 * 16,
     RUNS_AT = TILES_AT + RIGHT_SLOTS * 16,
     NEXT_AT = RUNS_AT + 2 * 32,
-    SHARED_HEADS_AT = NEXT_AT + 16,
+    SHARES_AT = NEXT_AT + 16,
+    SHARED_HEADS_AT = SHARES_AT + 16,
     FACTORS_AT = SHARED_HEADS_AT + 48, /* by which sums before a tile are multiplied */
     ENDS_AT = FACTORS_AT + RIGHT_SLOTS * MLA_ROWS * 4, /* by which all are in the end */
     COMBINE_AT = LEFT_AT,                              /* when all tiles have been added up */
@@ -144,52 +145,45 @@ static __device__ __forceinline__ void *shared_pointer(uint32_t address)
     return dynamic_shared() + (address - shared_address(dynamic_shared()));
 }
 
-/* The head of a tile that a cluster has, if others have tiles of it, too. */
-static __device__ __forceinline__ shared_head shared_head_at(const shares &all, const cursor &c,
-                                                             int64_t tile)
-{
-    int64_t begin = tile - c.tile;
-    shared_head h = {c.b, c.head, share_of(all, begin), share_of(all, begin + c.e.tiles - 1), 0};
-
-    if (h.first == h.last)
-        h.b = -1;
-    return h;
-}
-
-/*
- * By a warp: the tiles of its cluster, of which plan_run() takes the first ones, and the heads that
- * it shares: the one that a cluster before began, and the one that it leaves to the next.
- */
+/* By a warp: the tiles of its cluster, of which plan_run() takes the first ones. */
 static __device__ __forceinline__ void begin_plan(const mla_work &work, uint32_t base)
 {
     const decode_work &w = work.decode;
     int cluster = (int)(blockIdx.x / work.size);
     shares all = shares_of(w);
     shared_head *heads = (shared_head *)shared_pointer(base + SHARED_HEADS_AT);
-    shared_head before = {-1, 0, 0, 0, 0}, after = {-1, 0, 0, 0, 0};
     cursor c = {};
-    int tiles = 0;
+    int begin = 0, end = 0;
 
     if (cluster < all.blocks) {
-        int64_t begin = share_begin(all, cluster), end = share_begin(all, cluster + 1);
-
-        c = cursor_at(w.x, end - 1);
-        after = shared_head_at(all, c, end - 1);
-        if (after.first < cluster)
-            after.b = -1;
+        begin = (int)share_begin(all, cluster);
+        end = (int)share_begin(all, cluster + 1);
         c = cursor_at(w.x, begin);
-        before = shared_head_at(all, c, begin);
-        if (before.first == cluster)
-            before.b = -1;
-        tiles = (int)(end - begin);
     }
     if (threadIdx.x % 32 == 0) {
-        heads[0] = before;
-        heads[1] = after;
-        mbarrier_arrive(base + SHARED_HEADS_FULL);
-        tell_four(base + NEXT_AT, c.b, c.head, c.tile, tiles);
+        tell_four(base + NEXT_AT, c.b, c.head, c.tile, end - begin);
+        tell_four(base + SHARES_AT, (int)all.tiles, (int)all.blocks, end, 0);
+        heads[0].b = heads[1].b = -1;
     }
     __syncwarp();
+}
+
+/*
+ * By a thread: `left` tiles before the end of its cluster's tiles begin those of a head from where
+ * the cursor is on. If other clusters have tiles of it, too, its block meets theirs. There are at
+ * most two such heads: the one that a cluster before began, and the one that is left to the next.
+ */
+static __device__ __forceinline__ void note_shared_head(const mla_work &work, uint32_t base,
+                                                        const cursor &c, int left)
+{
+    uint4 x = load_shared16(base + SHARES_AT);
+    shares all = {(int)x.x, (int)x.y};
+    int64_t begin = (int)x.z - left - c.tile;
+    int first = share_of(all, begin), last = share_of(all, begin + c.e.tiles - 1);
+    shared_head *heads = (shared_head *)shared_pointer(base + SHARED_HEADS_AT);
+
+    if (first != last)
+        heads[first == (int)(blockIdx.x / work.size)] = {c.b, c.head, first, last, 0};
 }
 
 /* Where this block meets others: see combine(). */
@@ -232,27 +226,35 @@ static __device__ __forceinline__ void plan_run(const mla_work &work, uint32_t b
     const cuda_attention &x = work.decode.x;
     uint4 next = load_shared16(base + NEXT_AT);
     uint32_t to = base + RUNS_AT + number % 2 * 32;
-    int left = (int)next.w;
+    int left = (int)next.w, run = 0;
+    cursor c = {};
 
     __syncwarp();
     if (left) {
-        cursor c = {extent_of(x, (int)next.x), (int)next.x, (int)next.y, (int)next.z};
-        int rest = c.e.tiles - c.tile, run = rest < left ? rest : left;
+        c = {extent_of(x, (int)next.x), (int)next.x, (int)next.y, (int)next.z};
+        run = c.e.tiles - c.tile < left ? c.e.tiles - c.tile : left;
+    }
+    if (threadIdx.x % 32 == 0) {
         int part = c.tile ? 0 : run < c.e.tiles ? BEGINS : BEGINS | WHOLE;
 
-        if (threadIdx.x % 32 == 0) {
+        if (left) {
             tell_four(to, (c.e.tile + c.tile) * MLA_KEYS, run, c.e.keys.end, part);
             tell_four(to + 16, c.b, c.head, keys_of(x, c.e.s, c.e.s.q_len - 1).first,
                       keys_of(x, c.e.s, 0).end);
+        } else {
+            tell_four(to, 0, 0, 0, 0);
         }
-        advance(x, c, run);
-        if (threadIdx.x % 32 == 0)
-            tell_four(base + NEXT_AT, c.b, c.head, c.tile, left - run);
-    } else if (threadIdx.x % 32 == 0) {
-        tell_four(to, 0, 0, 0, 0);
-    }
-    if (threadIdx.x % 32 == 0)
         mbarrier_arrive(base + PLANNED + number % 2 * 8);
+        if (left && !(part & WHOLE))
+            note_shared_head(work, base, c, left);
+        if (number ? left && run == left : run == left)
+            mbarrier_arrive(base + SHARED_HEADS_FULL); /* the last run, or there is none */
+    }
+    __syncwarp();
+    if (left)
+        advance(x, c, run);
+    if (threadIdx.x % 32 == 0)
+        tell_four(base + NEXT_AT, c.b, c.head, c.tile, left - run);
     __syncwarp();
 }
 

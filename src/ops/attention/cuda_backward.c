@@ -82,15 +82,20 @@ static void choose_operands(struct cuda_backward *x, const struct rung *rung)
 }
 
 /*
- * Where tiles of keys differ in what they have to do, several heads are made at once, so that the
- * longest tiles come first: as many as have Q, grad_out and sums for grad_q in the cache.
+ * Heads whose tiles of keys are made at the same time. Where tiles differ in what they have to do,
+ * the longest ones of several heads come first: of as many as have Q, grad_out and sums for grad_q
+ * in the cache. Where they are alike and wait for their turns, a tile begins beside the same tiles
+ * of other heads, so that none of them waits for another's start.
  */
-static int section_of(const struct cuda_backward *x)
+static int section_of(const struct cuda_backward *x, const struct rung *rung)
 {
     int64_t nbytes = (int64_t)(x->f.q_len + 1) * x->width * (2 + 2 + 4);
     int64_t heads = (int64_t)x->f.batch * x->f.kv_heads, most = CACHE_NBYTES / nbytes;
+    int64_t keys = rung->by_tma && x->width < MOST_WIDTH ? 128 : 64;
 
-    if (x->f.right == CUDA_ATTENTION_MOST || most < 1)
+    if (x->f.right == CUDA_ATTENTION_MOST)
+        most = x->turns ? cuda_units() * keys / (x->f.k_len + 1) : 1;
+    if (most < 1)
         return 1;
     return (int)(most < heads ? most : heads > 1 ? heads : 1);
 }
@@ -118,7 +123,6 @@ static struct cuda_backward backward_of(const struct gpunvme_attention_grad *p,
         .width = width_of(f),
     };
 
-    x.section = section_of(&x);
     if (rung->width)
         choose_operands(&x, rung);
     return x;
@@ -212,6 +216,7 @@ static gpunvme_ops_status_t run(const struct ops_variant *variant, const struct 
     void *stream = call->exec->stream;
     gpunvme_ops_status_t status = prepare(&x, &plan, stream);
 
+    x.section = section_of(&x, rung);
     if (!status && rung->width)
         status = cuda_backward_copy(&x, stream);
     if (!status)

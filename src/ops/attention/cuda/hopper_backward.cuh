@@ -180,11 +180,10 @@ static __device__ __forceinline__ void add_piece(const cuda_backward &x, const t
     mbarrier_arrive(t.sums_empty + 8 * group);
 }
 
-/* Lets the next block add to a piece, behind which so many have been added. */
-template <int BEHIND>
+/* Lets the next block add to a piece. */
 static __device__ __forceinline__ void pass_turn(const cuda_backward &x, int64_t piece)
 {
-    tensor_store_wait<BEHIND>();
+    tensor_store_wait<0>();
     fence_async_proxy_global();
     count_up(x.turns + piece);
 }
@@ -203,12 +202,11 @@ static __device__ __forceinline__ void add_all(const cuda_backward &x, const til
             row / CUDA_BACKWARD_PIECE * (WIDTH / CUDA_BACKWARD_PIECE) + group * size::pieces;
         uint32_t turn = x.turns ? turn_of_tile(x, w.s, query, w.key, size::keys) : 0;
 
-        for (int i = 0; i < size::pieces; i++)
+        for (int i = 0; i < size::pieces; i++) {
             add_piece<WIDTH>(x, t, group, piece + i, (w.step * size::pieces + i) % 2, turn);
-        if (x.turns && size::pieces > 1)
-            pass_turn<1>(x, piece);
-        if (x.turns)
-            pass_turn<0>(x, piece + size::pieces - 1);
+            if (x.turns)
+                pass_turn(x, piece + i);
+        }
     }
 }
 

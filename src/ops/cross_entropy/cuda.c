@@ -2,6 +2,8 @@
  *
  * Softmax cross entropy on the GPU: the ladder.
  */
+#include <limits.h>
+
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/cross_entropy/kernels.h"
 
@@ -36,12 +38,11 @@ static gpunvme_ops_status_t suits(const struct ops_variant *variant, const struc
 {
     const struct gpunvme_cross_entropy *p = call->descriptor;
     const struct rung *rung = variant->data;
-    int64_t row = entropy_row_nbytes(p);
 
-    if (rung->in_clusters && entropy_share_nbytes(row, entropy_cluster_size(row)) >
-                                 ENTROPY_MOST_NBYTES - ENTROPY_HEAD_NBYTES)
+    if (rung->in_clusters && (entropy_row_nbytes(p) > ENTROPY_MOST_NBYTES || p->rows > INT_MAX / 2))
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,
-                        "variant '%s' takes rows of up to 1.5 MiB: a cluster keeps one",
+                        "variant '%s' takes rows of up to 1 MiB, which a cluster keeps, and up to "
+                        "2^30 of them",
                         variant->name);
     if (rung->by_words && !call->any_pointers && !words_agree(p))
         return ops_fail(GPUNVME_OPS_ERR_ALIGN,
@@ -100,8 +101,9 @@ static const struct ops_variant ladder[] = {
             "a block for each row: neighbours read neighbouring columns"),
     VARIANT(2, "online", CUDA_SM80, 80,
             "16 bytes a load, four on their way; the second time a row comes from the cache"),
-    VARIANT(3, "cluster", CUDA_SM90, 90,
-            "a row is read once: the blocks of a cluster keep it in shared memory"),
+    VARIANT(
+        3, "cluster", CUDA_SM90, 90,
+        "a row is read once: the blocks of a cluster keep it in registers, and copy the next one"),
 };
 
 const struct ops_ladder cross_entropy_cuda = OPS_LADDER(ladder);

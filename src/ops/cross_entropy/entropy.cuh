@@ -85,17 +85,28 @@ struct entropy_row {
     float scale;       /* NaN: the target makes no sense */
 };
 
-static __device__ __forceinline__ entropy_row row_of(const entropy_work &x, int64_t i)
+/* But for its scale, which is that of its target alone. */
+static __device__ __forceinline__ entropy_row row_with(const entropy_work &x, int64_t i,
+                                                       int64_t target)
 {
     const struct gpunvme_cross_entropy &p = x.p;
-    entropy_row row = {i, p.targets[i], x.scale ? *x.scale : 1};
+    entropy_row row = {i, target, 1};
 
-    if (p.grad_loss)
-        row.scale *= p.grad_loss[p.reduction == GPUNVME_REDUCTION_NONE ? i : 0];
     if (p.ignore && row.target == p.ignore_index)
         row.target = -1;
     else if (row.target < 0 || row.target >= p.vocab)
         row.target = 0, row.scale = NAN;
+    return row;
+}
+
+static __device__ __forceinline__ entropy_row row_of(const entropy_work &x, int64_t i)
+{
+    entropy_row row = row_with(x, i, x.p.targets[i]);
+
+    if (x.scale)
+        row.scale *= *x.scale;
+    if (x.p.grad_loss)
+        row.scale *= x.p.grad_loss[x.p.reduction == GPUNVME_REDUCTION_NONE ? i : 0];
     return row;
 }
 

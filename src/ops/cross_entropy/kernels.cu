@@ -13,6 +13,7 @@ static __global__ void __launch_bounds__(1024) count_rows(const entropy_work x)
     int count = 0;
     float sum[1];
 
+    let_next_kernel_start(); /* which waits for this one before it reads *scale */
     for (int64_t i = threadIdx.x; i < x.p.rows; i += 1024)
         count += !x.p.ignore || x.p.targets[i] != x.p.ignore_index;
     sum[0] = (float)count; /* sums of integers below 2^24 are exact in any order */
@@ -26,6 +27,7 @@ static __global__ void __launch_bounds__(1024) total(const entropy_work x)
     __shared__ __align__(16) float shared[32];
     float sum[1] = {0};
 
+    wait_for_kernels_before();
     for (int64_t i = threadIdx.x; i < x.p.rows; i += 1024)
         sum[0] += x.losses[i];
     sum_over_row(sum, 1024, shared);
@@ -155,7 +157,7 @@ gpunvme_ops_status_t entropy_count(const struct entropy_work *x, void *stream)
 
 gpunvme_ops_status_t entropy_total(const struct entropy_work *x, void *stream)
 {
-    LAUNCH(total, 1, 1024, stream, *x);
+    LAUNCH_CLUSTERS(total, 1u, 1u, 1024u, 0, stream, *x);
     return cuda_status(cudaGetLastError(), "launching a sum of losses");
 }
 

@@ -28,27 +28,33 @@ gpunvme_ops_status_t entropy_block(const struct entropy_work *x, void *stream);
 gpunvme_ops_status_t entropy_online(const struct entropy_work *x, void *stream);
 gpunvme_ops_status_t entropy_cluster(const struct entropy_work *x, void *stream);
 
-/* Blocks that share a row in entropy_cluster(), and what each keeps in shared memory. */
-#define ENTROPY_HEAD_NBYTES 512
-#define ENTROPY_MOST_NBYTES (200 * 1024)
+/* In entropy_cluster() a thread keeps so many words of 16 bytes; so many blocks share a row. */
+#define ENTROPY_WORDS       8
+#define ENTROPY_RANKS       8
+#define ENTROPY_MOST_NBYTES (ENTROPY_RANKS * 1024 * ENTROPY_WORDS * 16)
 
 static inline int64_t entropy_row_nbytes(const struct gpunvme_cross_entropy *p)
 {
     return p->vocab * (int64_t)gpunvme_ops_dtype_nbytes(p->dtype);
 }
 
-static inline int entropy_cluster_size(int64_t nbytes)
+/* Of a block: as few as keep the row, if a block does. The fewer blocks share it, the better. */
+static inline int entropy_threads(int64_t nbytes)
+{
+    int threads = 256;
+
+    while (threads < 1024 && nbytes > (int64_t)threads * ENTROPY_WORDS * 16)
+        threads *= 2;
+    return threads;
+}
+
+static inline int entropy_cluster_size(int64_t nbytes, int threads)
 {
     int size = 1;
 
-    while (size < 8 && nbytes > size * 32 * 1024)
+    while (size < ENTROPY_RANKS && nbytes > (int64_t)size * threads * ENTROPY_WORDS * 16)
         size *= 2;
     return size;
-}
-
-static inline int64_t entropy_share_nbytes(int64_t nbytes, int cluster)
-{
-    return ((nbytes + 15) / 16 + cluster - 1) / cluster * 16;
 }
 
 #ifdef __cplusplus

@@ -88,6 +88,12 @@ static __device__ __forceinline__ void from_pair(uint32_t pair, int dtype, float
                                      : from_bits((uint16_t)(pair >> 16), dtype);
 }
 
+/* Of two pairs, the larger ones. */
+template <int DTYPE> static __device__ __forceinline__ uint32_t max_pair(uint32_t x, uint32_t y)
+{
+    return DTYPE == GPUNVME_OPS_F16 ? max_f16(x, y) : max_bf16(x, y);
+}
+
 static __device__ __forceinline__ float load_element(const void *data, int64_t i, int dtype)
 {
     if (dtype == GPUNVME_OPS_F32)

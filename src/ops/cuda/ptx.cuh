@@ -170,6 +170,23 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return pair;
 }
 
+/* The larger ones of two pairs of f16 or bf16; of a number and NaN the number. */
+static __device__ __forceinline__ uint32_t max_f16(uint32_t x, uint32_t y)
+{
+    uint32_t z;
+
+    asm("max.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+static __device__ __forceinline__ uint32_t max_bf16(uint32_t x, uint32_t y)
+{
+    uint32_t z;
+
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
 /* Four of e4m3, the first in the lowest byte; what is larger becomes its largest number, 448. */
 static __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d)
 {
@@ -423,6 +440,27 @@ static __device__ __forceinline__ float load_shared_at(uint32_t address, uint32_
                  : "r"(address), "r"(rank)
                  : "memory");
     return x;
+}
+
+/*
+ * Two floats to shared memory of block `rank` of the cluster, at the address that they would have
+ * here. The barrier in the same place there counts their 8 bytes, and its waiters see them. Only in
+ * clusters of several blocks.
+ */
+static __device__ __forceinline__ void store_shared8_at(uint32_t to, uint32_t barrier,
+                                                        uint32_t rank, float x, float y)
+{
+    asm volatile("{\n"
+                 ".reg .b32 there, its;\n"
+                 ".reg .b64 both;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\n"
+                 "mapa.shared::cluster.u32 its, %1, %2;\n"
+                 "mov.b64 both, {%3, %4};\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], both, "
+                 "[its];\n"
+                 "}" ::"r"(to),
+                 "r"(barrier), "r"(rank), "f"(x), "f"(y)
+                 : "memory");
 }
 
 /* All threads of the cluster's blocks wait for each other. */

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Embedding, forward and backward. Backwards, rows are sorted by id first: each block of the sort
- * owns 512 ids, looks at all of the rows' ids twice, and so knows without asking another block how
- * many rows have smaller ids, and puts its own in order. Then each row of the gradient has one
+ * owns 512 ids, looks at all of the rows' ids, and so knows without asking another block how many
+ * rows have smaller ids, and puts its own in order. Then each row of the gradient has one
  * warp, or one block, which adds up its rows in an order that depends on the ids alone.
  */
+#include <limits.h>
+
 #include "ops/cuda/rows.cuh"
 #include "ops/embedding/kernels.h"
 
 #define IDS   512 /* of a block of the sort, and its threads */
+#define NOTED 480 /* rows that a warp notes at most: all is less than 64 KiB of shared memory */
 #define BATCH 8
 #define COLS  256 /* of a warp: eight a lane */
 #define WARPS (ROWS_THREADS / 32)
@@ -83,17 +86,41 @@ static __device__ __forceinline__ void visit_ids(const embedding_sort &x, int64_
 }
 
 /*
- * Each warp has a share of the rows. It counts those of the block's ids, and those of smaller ids;
- * the sums over the ids and warps before say where its own go, which it then puts there.
+ * Each warp has a share of the rows. It counts those of the block's ids, which it notes if they are
+ * few, and those of smaller ids; the sums over the ids and warps before say where its own go, which
+ * it then puts there.
  */
 static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
 {
-    __shared__ unsigned counts[IDS / 32][IDS], sums[IDS / 32], before;
+    __shared__ unsigned sums[IDS / 32], before;
+    unsigned(*counts)[IDS] = (unsigned(*)[IDS])dynamic_shared();
+    unsigned(*noted)[NOTED] = (unsigned(*)[NOTED])(counts + IDS / 32);
     int64_t first = (int64_t)blockIdx.x * IDS, id = first + threadIdx.x;
     int64_t share = (x.p.rows + IDS - 1) / IDS * 32, begin = threadIdx.x / 32 * share;
     int64_t end = begin + share < x.p.rows ? begin + share : x.p.rows;
-    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = 0, mine = 0, at;
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = 0, mine = 0, at, found = 0;
+    unsigned of_warps[IDS / 32];
     int64_t last = first + IDS < x.p.vocab ? first + IDS : x.p.vocab;
+    /* Row i of the id `key`, all lanes': where it belongs. */
+    auto place = [&](int64_t i, bool own, unsigned key) {
+        unsigned same = __ballot_sync(0xffffffffu, own), *next = &counts[warp][key];
+
+        /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
+        if (!same)
+            return;
+#pragma unroll
+        for (unsigned bit = 1; bit < IDS; bit *= 2) {
+            unsigned set = __ballot_sync(0xffffffffu, (key & bit) != 0);
+
+            same &= key & bit ? set : ~set;
+        }
+        if (own)
+            x.order[*next + __popc(same & ((1u << lane) - 1))] = (int32_t)i;
+        __syncwarp();
+        if (own && same >> lane == 1)
+            *next += __popc(same);
+        __syncwarp();
+    };
 
     let_next_kernel_start();
     for (unsigned w = 0; w < IDS / 32; w++)
@@ -101,15 +128,30 @@ static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
     if (!threadIdx.x)
         before = 0;
     __syncthreads();
-    visit_ids(x, begin, end, [&](int64_t, int32_t its) {
+    visit_ids(x, begin, end, [&](int64_t i, int32_t its) {
+        bool own = its >= first && its < last;
+        unsigned all = __ballot_sync(0xffffffffu, own);
+
         below += its >= 0 && its < first;
-        if (its >= first && its < last)
+        if (own) {
+            unsigned to = found + __popc(all & ((1u << lane) - 1));
+
             atomicAdd(&counts[warp][its - first], 1u);
+            if (to < NOTED)
+                noted[warp][to] = (unsigned)(i - begin) * IDS + (unsigned)(its - first);
+        }
+        found += __popc(all);
     });
-    atomicAdd(&before, below);
+    for (int step = 16; step; step /= 2)
+        below += __shfl_xor_sync(0xffffffffu, below, step);
+    if (!lane)
+        atomicAdd(&before, below);
     __syncthreads();
-    for (unsigned w = 0; w < IDS / 32; w++)
-        mine += counts[w][threadIdx.x];
+#pragma unroll
+    for (unsigned w = 0; w < IDS / 32; w++) {
+        of_warps[w] = counts[w][threadIdx.x];
+        mine += of_warps[w];
+    }
     at = mine;
     for (unsigned step = 1; step < 32; step *= 2) {
         unsigned more = (unsigned)__shfl_up_sync(0xffffffffu, (int)at, (int)step);
@@ -128,34 +170,24 @@ static __global__ void __launch_bounds__(IDS) order_rows(const embedding_sort x)
         x.starts[id + 1] = (int32_t)(at + mine);
     if (mine > EMBEDDING_HOT)
         x.hot[atomicAdd(x.nhot, 1u)] = (int32_t)id;
+#pragma unroll
     for (unsigned w = 0; w < IDS / 32; w++) {
-        unsigned count = counts[w][threadIdx.x];
-
         counts[w][threadIdx.x] = at;
-        at += count;
+        at += of_warps[w];
     }
     __syncthreads();
-    visit_ids(x, begin, end, [&](int64_t i, int32_t its) {
-        bool found = its >= first && its < last;
-        unsigned key = found ? (unsigned)(its - first) : 0, *next = &counts[warp][key];
-        unsigned same = __ballot_sync(0xffffffffu, found);
+    if (found <= NOTED && share < UINT_MAX / IDS)
+        for (unsigned k = lane; k - lane < found; k += 32) {
+            unsigned row = k < found ? noted[warp][k] : 0;
 
-        /* Those of the same id, bit by bit: match.sync takes longer the more ids there are. */
-        if (!same)
-            return;
-#pragma unroll
-        for (unsigned bit = 1; bit < IDS; bit *= 2) {
-            unsigned set = __ballot_sync(0xffffffffu, (key & bit) != 0);
-
-            same &= key & bit ? set : ~set;
+            place(begin + row / IDS, k < found, row % IDS);
         }
-        if (found)
-            x.order[*next + __popc(same & ((1u << lane) - 1))] = (int32_t)i;
-        __syncwarp();
-        if (found && same >> lane == 1)
-            *next += __popc(same);
-        __syncwarp();
-    });
+    else
+        visit_ids(x, begin, end, [&](int64_t i, int32_t its) {
+            bool own = its >= first && its < last;
+
+            place(i, own, own ? (unsigned)(its - first) : 0);
+        });
 }
 
 static __device__ __forceinline__ int left_of(int64_t dim, int64_t col)
@@ -338,7 +370,12 @@ gpunvme_ops_status_t embedding_atomic(const struct gpunvme_embedding_grad *p, vo
 
 gpunvme_ops_status_t embedding_order(const struct embedding_sort *x, void *stream)
 {
-    LAUNCH(order_rows, (unsigned)((x->p.vocab + IDS - 1) / IDS), IDS, stream, *x);
+    const size_t nbytes = IDS / 32 * (IDS + NOTED) * sizeof(unsigned);
+    gpunvme_ops_status_t status = cuda_allow_shared((const void *)order_rows, nbytes);
+
+    if (status)
+        return status;
+    LAUNCH_SHARED(order_rows, (unsigned)((x->p.vocab + IDS - 1) / IDS), IDS, nbytes, stream, *x);
     return cuda_status(cudaGetLastError(), "launching a sort of rows");
 }
 

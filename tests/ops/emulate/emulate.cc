@@ -15,7 +15,7 @@
 #define SHARED_NBYTES (232 * 1024) /* what a block can have, and a little */
 #define SHARED_BASE   512          /* addresses do not begin at a multiple of 1024 */
 #define STACK_NBYTES  (96 * 1024)
-#define MAX_FIBERS    2048
+#define MAX_FIBERS    8192
 #define MAX_CLUSTER   8
 
 emulated_thread emulated;
@@ -569,6 +569,19 @@ void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes)
 void mbarrier_arrive_at(uint32_t barrier, uint32_t rank)
 {
     arrive(barrier_at(barrier, blocks[rank]));
+}
+
+void store_shared8_at(uint32_t to, uint32_t barrier, uint32_t rank, float x, float y)
+{
+    mbarrier &b = barrier_at(barrier, blocks[rank]);
+    const float both[] = {x, y};
+
+    if (cluster_size() < 2)
+        emulate_fail("an asynchronous store without a cluster");
+    check_aligned(to, sizeof(both));
+    memcpy(emulate_shared(to, rank), both, sizeof(both));
+    b.bytes -= sizeof(both);
+    end_phase(b);
 }
 
 void mbarrier_wait(uint32_t barrier, uint32_t parity)

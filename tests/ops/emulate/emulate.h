@@ -309,6 +309,30 @@ static inline uint32_t pack_bf16(float low, float high)
            __bfloat16_as_ushort(__float2bfloat16_rn(low));
 }
 
+template <typename FROM> static inline uint32_t emulate_max(uint32_t x, uint32_t y, FROM from)
+{
+    uint32_t z = 0;
+
+    for (int shift = 0; shift < 32; shift += 16) {
+        uint32_t a = x >> shift & 0xffff, b = y >> shift & 0xffff;
+        float of_a = from((uint16_t)a), of_b = from((uint16_t)b);
+
+        z |= (isnan(of_a) || of_b > of_a ? b : a) << shift;
+    }
+    return z;
+}
+
+static inline uint32_t max_f16(uint32_t x, uint32_t y)
+{
+    return emulate_max(x, y, [](uint16_t bits) { return __half2float(__ushort_as_half(bits)); });
+}
+
+static inline uint32_t max_bf16(uint32_t x, uint32_t y)
+{
+    return emulate_max(x, y,
+                       [](uint16_t bits) { return __bfloat162float(__ushort_as_bfloat16(bits)); });
+}
+
 static inline uint32_t pack_e4m3(float a, float b, float c, float d)
 {
     return (uint32_t)cpu_to_e4m3(d) << 24 | (uint32_t)cpu_to_e4m3(c) << 16 |
@@ -341,6 +365,7 @@ void emulate_mma(int type, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
 void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive_expecting(uint32_t barrier, uint32_t nbytes);
 void mbarrier_arrive_at(uint32_t barrier, uint32_t rank);
+void store_shared8_at(uint32_t to, uint32_t barrier, uint32_t rank, float x, float y);
 void bulk_load(uint32_t to, const void *from, uint32_t nbytes, uint32_t barrier);
 void bulk_add(float *to, uint32_t from, uint32_t nbytes);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);

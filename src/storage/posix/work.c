@@ -181,8 +181,8 @@ static bool would_wait(struct posix_worker *w, const struct crew_piece *piece)
 }
 
 /*
- * A large write of GPU memory to new pages of a file in memory comes alone: its bytes would lie in a
- * slot, which other lanes could write from, until this one has written those before them.
+ * A large write of GPU memory to new pages of a file in memory comes alone. Otherwise its bytes lie
+ * in a slot, which other lanes could write from, until this one has written those before them.
  */
 static bool would_hoard(const struct posix_worker *w, const struct crew_piece *piece)
 {

@@ -215,6 +215,27 @@ static void forward_is_right_with_aligned_rows(void **state)
             }
 }
 
+/* More tiles than a GPU has multiprocessors, and so many steps of k that stages come around. */
+static void forward_by_teams_that_take_turns_is_right(void **state)
+{
+#if defined(OPS_TEST_CUDA) && !defined(OPS_TEST_EMULATED)
+    const struct shape shape = {2296, 392, 2040};
+#else
+    const struct shape shape = {760, 392, 248};
+#endif
+
+    (void)state;
+    for (int dtype = GPUNVME_OPS_F16; dtype < GPUNVME_OPS_NDTYPES; dtype++)
+        for (int i = 0; i < 2; i++)
+            test_forward("auto", &(struct request){.shape = shape,
+                                                   .activation = i ? GPUNVME_OPS_ACT_GELU
+                                                                   : GPUNVME_OPS_ACT_RELU,
+                                                   .dtype = dtype,
+                                                   .bias = i,
+                                                   .preact = true,
+                                                   .aligned = true});
+}
+
 static void bias_and_preactivation_are_optional(void **state)
 {
     (void)state;
@@ -821,6 +842,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_is_right_for_every_activation),
         cmocka_unit_test(forward_is_right_with_aligned_rows),
+        cmocka_unit_test(forward_by_teams_that_take_turns_is_right),
         cmocka_unit_test(bias_and_preactivation_are_optional),
         cmocka_unit_test(no_rows_are_no_work),
         cmocka_unit_test(activations_hold_at_the_ends),

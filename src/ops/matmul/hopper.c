@@ -8,9 +8,10 @@
  * which costs one read and one write of it.
  */
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 #include <limits.h>
 
-#include "ops/matmul/hopper.h"
+#include "ops/matmul/hopper_turns.h"
 
 /* One operand as the kernel will read it. */
 struct side {
@@ -249,6 +250,27 @@ gpunvme_ops_status_t hopper_prepare(struct hopper_work *work, const struct cuda_
     return prepare_tiles(work, p, &s, &grid);
 }
 
+enum { MOST_K_IN_TURNS = 1024 };
+
+_Static_assert((int)TURNS_NBYTES <= 227 * 1024, "a block has no more");
+
+/*
+ * Do teams that take turns make it faster? Where an activation and a pre-activation to keep make
+ * results take long. They write by the copy engine only.
+ */
+static int takes_turns(const struct cuda_product *p, const struct sides *s)
+{
+    int64_t cols = (p->n + TURNS_TILE_N - 1) / TURNS_TILE_N * TURNS_TILE_N;
+    struct hopper_grid grid;
+
+    if (p->k > MOST_K_IN_TURNS || !p->preact || p->activation == GPUNVME_OPS_ACT_NONE ||
+        (p->dtype != GPUNVME_OPS_F16 && p->dtype != GPUNVME_OPS_BF16) || s->a.mn || s->b.mn ||
+        s->a.copy || s->b.copy || cols > p->n / 8 * 9 || !copies_out(p, s))
+        return 0;
+    grid = hopper_grid_of(p->m, p->n, p->batch, TURNS_TILE_N);
+    return grid.rows == 2 && hopper_grid_size(&grid) >= (uint32_t)cuda_units();
+}
+
 static gpunvme_ops_status_t describe(const void *kernel, const struct hopper_grid *grid,
                                      int exchanged, uint32_t clusters, struct cuda_launch *launch)
 {
@@ -258,6 +280,53 @@ static gpunvme_ops_status_t describe(const void *kernel, const struct hopper_gri
         {width, HOPPER_TILE_M, width, 64, HOPPER_THREADS, HOPPER_SHARED_NBYTES, 1, rows}};
 
     return cuda_describe(kernel, &tilings[exchanged], (int64_t)clusters * rows, launch);
+}
+
+static gpunvme_ops_status_t launch_turns(const void *kernel, const struct hopper_grid *grid,
+                                         uint32_t clusters, void *work, void *stream)
+{
+    cudaLaunchAttribute attributes[2] = {
+        {.id = cudaLaunchAttributeClusterDimension, .val.clusterDim = {grid->rows, 1, 1}},
+        {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+         .val.programmaticStreamSerializationAllowed = 1}};
+    cudaLaunchConfig_t config = {.gridDim = {clusters * grid->rows, 1, 1},
+                                 .blockDim = {TURNS_THREADS, 1, 1},
+                                 .dynamicSmemBytes = TURNS_NBYTES,
+                                 .stream = stream,
+                                 .attrs = attributes,
+                                 .numAttrs = 2};
+    void *args[] = {work};
+    gpunvme_ops_status_t status = cuda_allow_shared(kernel, TURNS_NBYTES);
+
+    return status ? status
+                  : cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");
+}
+
+static gpunvme_ops_status_t multiply_in_turns(const struct cuda_product *product,
+                                              const struct sides *s, void *stream,
+                                              struct cuda_launch *launch)
+{
+    const void *kernel = hopper_turns_kernel(product->dtype);
+    struct cuda_product p = *product;
+    struct hopper_grid grid;
+    struct hopper_work work;
+    uint32_t clusters;
+    gpunvme_ops_status_t status;
+
+    p.width = TURNS_TILE_N;
+    grid = grid_of(&p, s);
+    status = hopper_clusters(kernel, &grid, &clusters);
+    if (launch) {
+        const struct cuda_tiling tiling = {
+            HOPPER_TILE_M, TURNS_TILE_N,   64, TURNS_TILE_N, TURNS_THREADS,
+            TURNS_NBYTES,  (int)grid.rows, 1};
+
+        return status ? status
+                      : cuda_describe(kernel, &tiling, (int64_t)clusters * grid.rows, launch);
+    }
+    if (!status)
+        status = prepare_tiles(&work, &p, s, &grid);
+    return status ? status : launch_turns(kernel, &grid, clusters, &work, stream);
 }
 
 gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *workspace,
@@ -271,8 +340,11 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
     struct hopper_grid grid = grid_of(p, &s);
     struct hopper_work work;
     uint32_t clusters;
-    gpunvme_ops_status_t status = hopper_clusters(kernel, &grid, &clusters);
+    gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
+    if (takes_turns(p, &s))
+        return multiply_in_turns(p, &s, stream, launch);
+    status = hopper_clusters(kernel, &grid, &clusters);
     if (launch)
         return status ? status : describe(kernel, &grid, is_exchanged(p, &s), clusters, launch);
     if (!status)

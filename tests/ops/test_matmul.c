@@ -980,6 +980,27 @@ static void other_tiles_of_16_bits_are_right(void **state)
     }
 }
 
+/*
+ * So few tiles that the blocks of a cluster share k, the last one a shorter piece: one tile of few
+ * rows, pairs of tiles, rows and columns beyond the last one's edge.
+ */
+static void k_shared_by_the_blocks_of_a_cluster_is_right(void **state)
+{
+    static const struct shape shapes[] = {{3, 96, 1096, 1},   {33, 250, 840, 2},
+                                          {64, 128, 4160, 1}, {128, 136, 776, 1},
+                                          {200, 96, 1288, 1}, {250, 300, 904, 1}};
+
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        struct request q = {.shape = shapes[i / 2], .alpha = -0.75f, .pad = 8, .tb = i % 2};
+
+        q.dtype = GPUNVME_OPS_F16 + i / 2 % 2;
+        q.out_dtype = i % 3 ? q.dtype : GPUNVME_OPS_F32;
+        q.beta = i % 4 == 1 ? 0.5f : 0;
+        test_request("shaped", q);
+    }
+}
+
 /* Each type as the first, in products of few and of many rows, also as the transpose. */
 static void both_types_of_fp8_are_multiplied(void **state)
 {
@@ -1477,6 +1498,7 @@ int main(void)
         cmocka_unit_test(few_rows_of_f32_are_right),
         cmocka_unit_test(nan_of_few_rows_stays_in_its_line),
         cmocka_unit_test(other_tiles_of_16_bits_are_right),
+        cmocka_unit_test(k_shared_by_the_blocks_of_a_cluster_is_right),
         cmocka_unit_test(both_types_of_fp8_are_multiplied),
         cmocka_unit_test(fp8_without_scales_is_multiplied_as_it_is),
         cmocka_unit_test(nan_and_infinity_of_fp8_spread),

@@ -68,14 +68,14 @@ gpunvme_ops_status_t hopper_encode4(CUtensorMap *map, const void *data, CUtensor
 }
 
 /* `attributes` has room for what the configuration says. */
-static cudaLaunchConfig_t config_of(int rows, uint32_t clusters, void *stream,
+static cudaLaunchConfig_t config_of(int blocks, uint32_t clusters, void *stream,
                                     cudaLaunchAttribute attributes[2])
 {
     attributes[0] = (cudaLaunchAttribute){.id = cudaLaunchAttributeClusterDimension,
-                                          .val.clusterDim = {(unsigned)rows, 1, 1}};
+                                          .val.clusterDim = {(unsigned)blocks, 1, 1}};
     attributes[1] = (cudaLaunchAttribute){.id = cudaLaunchAttributeProgrammaticStreamSerialization,
                                           .val.programmaticStreamSerializationAllowed = 1};
-    return (cudaLaunchConfig_t){.gridDim = {clusters * (unsigned)rows, 1, 1},
+    return (cudaLaunchConfig_t){.gridDim = {clusters * (unsigned)blocks, 1, 1},
                                 .blockDim = {HOPPER_THREADS, 1, 1},
                                 .dynamicSmemBytes = HOPPER_SHARED_NBYTES,
                                 .stream = stream,
@@ -112,11 +112,11 @@ gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_gri
     return GPUNVME_OPS_OK;
 }
 
-gpunvme_ops_status_t hopper_launch(const void *kernel, const struct hopper_grid *grid,
-                                   uint32_t clusters, void *work, void *stream)
+gpunvme_ops_status_t hopper_launch(const void *kernel, int blocks, uint32_t clusters, void *work,
+                                   void *stream)
 {
     cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = config_of((int)grid->rows, clusters, stream, attributes);
+    cudaLaunchConfig_t config = config_of(blocks, clusters, stream, attributes);
     void *args[] = {work};
 
     return cuda_status(cudaLaunchKernelExC(&config, kernel, args), "launching clusters");

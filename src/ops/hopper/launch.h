@@ -30,9 +30,9 @@ gpunvme_ops_status_t hopper_encode4(CUtensorMap *map, const void *data, CUtensor
 gpunvme_ops_status_t hopper_clusters(const void *kernel, const struct hopper_grid *grid,
                                      uint32_t *clusters);
 
-/* kernel(work), by so many clusters of grid->rows blocks. */
-gpunvme_ops_status_t hopper_launch(const void *kernel, const struct hopper_grid *grid,
-                                   uint32_t clusters, void *work, void *stream);
+/* kernel(work), by so many clusters of so many blocks. */
+gpunvme_ops_status_t hopper_launch(const void *kernel, int blocks, uint32_t clusters, void *work,
+                                   void *stream);
 
 /* kernel(work), by single blocks with so much shared memory. */
 gpunvme_ops_status_t hopper_launch_blocks(const void *kernel, unsigned blocks, unsigned threads,

@@ -3,7 +3,7 @@
  * The main loop of kernels for sm_90a. One warp group asks the copy engine for the tiles of all
  * steps, two multiply 64 rows each. A kernel is made of types:
  *
- *   SCHEDULE  which tiles the block's cluster makes, and the steps of each
+ *   SCHEDULE  which tiles the cluster makes, the steps of each, and whether its blocks share loads
  *   SOURCE    what fills a stage, and what warps do that neither load nor multiply
  *   MULTIPLY  what a warp group does with the stages of a tile: see multiply.cuh
  *   EPILOGUE  what sums begin with, what MULTIPLY asks of a step, and what becomes of sums
@@ -18,8 +18,20 @@
 #include "ops/hopper/ring.cuh"
 
 #ifdef HAVE_HOPPER
+/* Of the blocks that share loads: how many they are, and which one this is. */
+template <typename SCHEDULE> static __device__ __forceinline__ uint32_t sharing_size()
+{
+    return SCHEDULE::SHARES_LOADS ? cluster_size() : 1;
+}
+
+template <typename SCHEDULE> static __device__ __forceinline__ uint32_t sharing_rank()
+{
+    return SCHEDULE::SHARES_LOADS ? cluster_rank() : 0;
+}
+
 /* All tiles, the clusters in turn. */
 struct hopper_raster {
+    enum { SHARES_LOADS = 1 };
     const hopper_schedule &schedule;
     uint32_t i, step, count;
 
@@ -104,7 +116,7 @@ static __device__ __forceinline__ void produce(const hopper_schedule &schedule,
                                                const hopper_operands &operands, const EXTRA &extra,
                                                const ring &mem)
 {
-    uint32_t rank = cluster_rank(), size = cluster_size();
+    uint32_t rank = sharing_rank<SCHEDULE>(), size = sharing_size<SCHEDULE>();
     turn t = {0, 0};
 
     for (SCHEDULE tiles(schedule, size); tiles.more(); tiles.advance()) {
@@ -131,7 +143,7 @@ static __device__ __forceinline__ void consume(const hopper_schedule &schedule,
                                                const RESULTS &results, const ring &mem,
                                                unsigned char *dynamic, int group)
 {
-    uint32_t rank = cluster_rank(), size = cluster_size();
+    uint32_t rank = sharing_rank<SCHEDULE>(), size = sharing_size<SCHEDULE>();
     SCHEDULE tiles(schedule, size);
     hopper_place at = tiles.place();
     EPILOGUE epilogue(results, mem, dynamic, group);
@@ -170,13 +182,16 @@ static __device__ __forceinline__ void hopper_block(const hopper_schedule &sched
     unsigned char *dynamic = dynamic_shared();
     ring mem = lay_out(dynamic);
 
+    if (!SCHEDULE::SHARES_LOADS)
+        mem.first = cluster_rank();
+
     /* What is given back must be enough: who takes registers waits until there are as many. */
     static_assert(128 * SOURCE::FEW + 256 * SOURCE::MANY <= HOPPER_THREADS * HOPPER_REGISTERS,
                   "a thread begins with fewer registers");
     if (threadIdx.x == 0) {
         tensor_prefetch(&operands.a);
         tensor_prefetch(&operands.b);
-        make_barriers(mem);
+        make_barriers(mem, sharing_size<SCHEDULE>());
     }
     __syncthreads();
     cluster_sync();

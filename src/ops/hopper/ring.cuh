@@ -30,9 +30,9 @@ static __device__ __forceinline__ void advance(turn &t, int width)
     }
 }
 
-/* Addresses in shared memory. */
+/* Addresses in shared memory, and the first of the cluster's blocks that share loads. */
 struct ring {
-    uint32_t stages, out, full, empty;
+    uint32_t stages, out, full, empty, first;
 };
 
 static __device__ __forceinline__ ring lay_out(const void *dynamic)
@@ -43,22 +43,23 @@ static __device__ __forceinline__ ring lay_out(const void *dynamic)
     x.out = x.stages + HOPPER_STAGES * HOPPER_STAGE_NBYTES;
     x.full = x.out + 2 * HOPPER_OUT_NBYTES;
     x.empty = x.full + HOPPER_MOST_STAGES * 8;
+    x.first = 0;
     return x;
 }
 
-/* This warp has read the stage: both blocks may write there again. */
+/* This warp has read the stage: blocks that share loads may write there again. */
 static __device__ __forceinline__ void release(const ring &mem, int stage, uint32_t size)
 {
     if (threadIdx.x % 32 < size)
-        mbarrier_arrive_at(mem.empty + stage * 8, threadIdx.x % 32);
+        mbarrier_arrive_at(mem.empty + stage * 8, mem.first + threadIdx.x % 32);
 }
 
-/* One thread of a block; then all blocks of the cluster must learn of it. */
-static __device__ __forceinline__ void make_barriers(const ring &mem)
+/* One thread of a block; then all blocks of the cluster must learn of it. `size` share loads. */
+static __device__ __forceinline__ void make_barriers(const ring &mem, uint32_t size)
 {
     for (int i = 0; i < HOPPER_MOST_STAGES; i++) {
         mbarrier_init(mem.full + i * 8, 1);
-        mbarrier_init(mem.empty + i * 8, 8 * (int)cluster_size()); /* warps that multiply */
+        mbarrier_init(mem.empty + i * 8, 8 * (int)size); /* warps that multiply */
     }
     mbarrier_init_fence();
 }

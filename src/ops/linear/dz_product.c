@@ -72,5 +72,5 @@ gpunvme_ops_status_t dz_multiply(const struct cuda_product *p, const struct line
     if (status)
         return status;
     work.dz.order = order_of(grid, dz, clusters);
-    return hopper_launch(kernel, grid, clusters, &work, stream);
+    return hopper_launch(kernel, (int)grid->rows, clusters, &work, stream);
 }

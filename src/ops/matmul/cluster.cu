@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     int row = (int)at.row + (int)cluster_rank() * HOPPER_TILE_M;
 
     if (threadIdx.x == 0)
-        make_barriers(mem);
+        make_barriers(mem, cluster_size());
     __syncwarp();
     cluster_sync(); /* nobody writes where the other's barriers are not there yet */
     let_next_kernel_start();

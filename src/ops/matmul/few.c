@@ -37,8 +37,13 @@ int cuda_suits_few(const struct cuda_product *p)
            (double)lines_of(p) * (double)p->batch <= most;
 }
 
-/* All multiprocessors have as many tiles; the last ones of few may have none. */
-int few_lines(const struct cuda_product *p, int units)
+static int64_t tiles_of(const struct cuda_product *p, int lines)
+{
+    return (lines_of(p) + lines - 1) / lines * p->batch;
+}
+
+/* All of `units` have as many tiles; the last ones of few may have none. */
+static int best_lines(const struct cuda_product *p, int units)
 {
 #define NUMBER(lines) lines,
     static const int all[] = {FEW_LINES(NUMBER)};
@@ -47,8 +52,7 @@ int few_lines(const struct cuda_product *p, int units)
     int best = 0;
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        int64_t tiles = (lines_of(p) + all[i] - 1) / all[i] * p->batch;
-        int64_t most = (tiles + units - 1) / units * all[i];
+        int64_t most = (tiles_of(p, all[i]) + units - 1) / units * all[i];
 
         if (most <= least) {
             least = most;
@@ -58,22 +62,38 @@ int few_lines(const struct cuda_product *p, int units)
     return best;
 }
 
-enum { WIDE = 64, WIDER = 80, SMALL_K = 1024, LARGE_K = 8192 };
+enum { WIDE = 64, SMALL_K = 1024, LARGE_K = 8192 };
+
+int few_pieces(const struct cuda_product *p, int units)
+{
+    return units > 1 && p->k > SMALL_K && tiles_of(p, best_lines(p, units)) <= units ? 2 : 1;
+}
+
+int few_lines(const struct cuda_product *p, int units)
+{
+    return best_lines(p, few_pieces(p, units) > 1 && rows_of(p) <= 32 ? units / 2 : units);
+}
 
 int cuda_wants_few(const struct cuda_product *p)
 {
     int units = cuda_units(), lines;
+    int64_t wide;
 
     if (!cuda_suits_few(p))
         return 0;
-    lines = few_lines(p, units);
-    if (rows_of(p) > 16)
-        return lines >= WIDER || (p->k >= SMALL_K && p->k <= LARGE_K);
-    return lines >= WIDE || (p->k <= SMALL_K && lines_of(p) * p->batch >= 16 * (int64_t)units);
+    wide = lines = best_lines(p, units);
+    if (few_pieces(p, units) > 1) {
+        lines = best_lines(p, units / 2);
+        wide = (tiles_of(p, lines) + units / 2 - 1) / (units / 2) * lines;
+    }
+    if (wide >= WIDE)
+        return 1;
+    return rows_of(p) > 16 ? p->k >= SMALL_K && p->k <= LARGE_K
+                           : p->k <= SMALL_K && lines_of(p) * p->batch >= 16 * (int64_t)units;
 }
 
 /* More rows are worth sharing: each block reads a part of them for all. */
-int few_cluster(const struct cuda_product *p)
+static int few_cluster(const struct cuda_product *p)
 {
     return rows_of(p) <= 16 ? 1 : FEW_CLUSTER;
 }
@@ -116,16 +136,20 @@ gpunvme_ops_status_t cuda_multiply_few(const struct cuda_product *p, void *works
                                        struct cuda_launch *launch)
 {
     const struct cuda_operand *x = w_is_b(p) ? &p->a : &p->b, *w = w_is_b(p) ? &p->b : &p->a;
-    int lines = p->width ? p->width : few_lines(p, cuda_units()), cluster = few_cluster(p);
-    int rows = (int)up(rows_of(p), 8 * cluster);
+    int lines = p->width ? p->width : few_lines(p, cuda_units());
+    int pieces = p->width ? (p->pieces > 1 ? p->pieces : 1) : few_pieces(p, cuda_units());
+    int sharing = pieces > 1 ? 1 : few_cluster(p), rows = (int)up(rows_of(p), 8 * sharing);
+    int all = (int)((p->k + HOPPER_WIDTH / 2 - 1) / (HOPPER_WIDTH / 2));
     struct few_work work = {
         .operands = {.a_batch = x->stride != 0, .b_batch = w->stride != 0},
         .product = *p,
         .w_is_b = w_is_b(p),
         .count = (int)rows_of(p),
         .rows = rows,
-        .steps = (int)((p->k + HOPPER_WIDTH / 2 - 1) / (HOPPER_WIDTH / 2)),
-        .tiles = (uint32_t)up((lines_of(p) + lines - 1) / lines, cluster),
+        .steps = (all + pieces - 1) / pieces,
+        .all_steps = all,
+        .pieces = pieces,
+        .tiles = (uint32_t)up((lines_of(p) + lines - 1) / lines, sharing),
     };
     gpunvme_ops_status_t status = GPUNVME_OPS_OK;
 
@@ -133,8 +157,8 @@ gpunvme_ops_status_t cuda_multiply_few(const struct cuda_product *p, void *works
     lay_out(&work, lines);
     if (!launch)
         status =
-            encode(&work.operands.a, p, x, rows_of(p), w_is_b(p) ? x->rs : x->cs, rows / cluster);
+            encode(&work.operands.a, p, x, rows_of(p), w_is_b(p) ? x->rs : x->cs, rows / sharing);
     if (!launch && !status)
         status = encode(&work.operands.b, p, w, lines_of(p), w_is_b(p) ? w->cs : w->rs, lines);
-    return status ? status : few_launch(&work, lines, cluster, stream, launch);
+    return status ? status : few_launch(&work, lines, pieces * sharing, stream, launch);
 }

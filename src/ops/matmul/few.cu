@@ -11,13 +11,16 @@
  *  - A block keeps up to 100 KiB in flight. It has half of a multiprocessor's shared memory, so
  * that the next kernel's block waits beside it. Each multiprocessor has one block, or two: were
  * there fewer blocks, the next kernel's would be put where there is room for two.
- *  - More than 16 rows are read by the blocks of a cluster, a part by each for all (multicast).
+ *  - A step takes 250 ns however few lines it has. If each multiprocessor had one tile at most, the
+ *    two blocks of a cluster share k, of tiles twice as wide, or two blocks a multiprocessor. Then
+ *    each block adds and finishes half of the tile.
+ *  - Otherwise more than 16 rows are read by the two blocks, half by each for both (multicast).
  */
 #include "ops/hopper/wgmma_narrow.cuh"
 
 #include "ops/hopper/multiply.cuh"
 #include "ops/matmul/few.h"
-#include "ops/matmul/finish.cuh"
+#include "ops/matmul/finish_cluster.cuh"
 
 enum {
     LOADING = 4,
@@ -32,8 +35,14 @@ enum {
 struct part {
     uint32_t stages, full, empty, stage_nbytes;
     int batch, line;
-    int steps; /* 0: it has no tile, and only takes its place */
+    int first, steps; /* 0 steps: it has no tile, and only takes its place */
 };
+
+/* Blocks that share rows. */
+static __device__ __forceinline__ uint32_t sharing(const few_work &work)
+{
+    return work.pieces > 1 ? 1 : cluster_size();
+}
 
 /* A ring's next stage. */
 static __device__ __forceinline__ void go_on(turn &t, int stages)
@@ -46,14 +55,15 @@ static __device__ __forceinline__ void go_on(turn &t, int stages)
 
 static __device__ __forceinline__ void load_all(const few_work &work, const part &x)
 {
-    uint32_t rank = cluster_rank(), size = cluster_size(), share = (uint32_t)work.rows / size;
+    uint32_t size = sharing(work), rank = size > 1 ? cluster_rank() : 0;
+    uint32_t share = (uint32_t)work.rows / size;
     int zx = x.batch * work.operands.a_batch, zw = x.batch * work.operands.b_batch;
     turn t = {0, 0};
 
 #pragma unroll 1
     for (int i = 0; i < x.steps; i++) {
         uint32_t full = x.full + t.stage * 8, to = x.stages + t.stage * x.stage_nbytes;
-        int k = i * (HOPPER_WIDTH / 2);
+        int k = (x.first + i) * (HOPPER_WIDTH / 2);
 
         mbarrier_wait(x.empty + t.stage * 8, t.parity ^ 1);
         mbarrier_arrive_expecting(full, x.stage_nbytes);
@@ -82,8 +92,8 @@ template <int DTYPE, int LINES>
 static __device__ __forceinline__ void multiply_all(float (&sums)[PARTS(LINES)][LINES / 2],
                                                     const few_work &work, const part &x)
 {
-    const ring mem = {x.stages, 0, x.full, x.empty};
-    uint32_t size = cluster_size();
+    uint32_t size = sharing(work);
+    const ring mem = {x.stages, 0, x.full, x.empty, size > 1 ? 0 : cluster_rank()};
     int before = 0;
     turn t = {0, 0};
 
@@ -144,6 +154,27 @@ static __device__ __forceinline__ void prefetch_bias(const few_work &work, const
         prefetch_line((const uint16_t *)p.bias + at);
 }
 
+/* Both blocks' sums lie so. */
+template <int LINES>
+static __device__ __forceinline__ void finish_pieces(const few_work &work, const part &x,
+                                                     uint32_t from)
+{
+    int64_t left = work.product.m - x.line;
+
+    __syncwarp();
+    cluster_sync();
+    if (work.w_is_b)
+        finish_share<LINES, THREADS>(
+            work.product, (int)threadIdx.x, work.count, x.batch, 0, x.line,
+            [from](int i, int j) { return from + 4 * (uint32_t)(i * (LINES + 4) + j); });
+    else
+        finish_share<FEW_ROWS, THREADS>(
+            work.product, (int)threadIdx.x, (int)(left < LINES ? left : LINES), x.batch, x.line, 0,
+            [from](int i, int j) { return from + 4 * (uint32_t)(i * (FEW_ROWS + 4) + j); });
+    __syncwarp();
+    cluster_leave();
+}
+
 /* All threads of the cluster's blocks. */
 static __device__ __forceinline__ void meet(void)
 {
@@ -162,21 +193,26 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const __grid_const
     uint32_t before = (0u - shared_address(dynamic)) % HOPPER_ALIGN;
     float *out = (float *)(dynamic + before); /* when the last stage has been multiplied */
     float sums[PARTS(LINES)][LINES / 2];
+    uint32_t tile;
     part x;
 
     x.stages = shared_address(out);
     x.stage_nbytes = (uint32_t)(work.rows + LINES) * HOPPER_WIDTH;
     x.full = x.stages + work.barriers;
     x.empty = x.full + FEW_STAGES * 8;
-    x.batch = (int)(blockIdx.x / work.tiles);
-    x.line = (int)(blockIdx.x % work.tiles) * LINES;
-    x.steps = x.batch < work.product.batch ? work.steps : 0;
+    tile = blockIdx.x / (uint32_t)work.pieces;
+    x.batch = (int)(tile / work.tiles);
+    x.line = (int)(tile % work.tiles) * LINES;
+    x.first = (int)(blockIdx.x % (uint32_t)work.pieces) * work.steps;
+    x.steps = work.all_steps - x.first < work.steps ? work.all_steps - x.first : work.steps;
+    if (x.batch >= work.product.batch)
+        x.steps = 0;
     if (threadIdx.x == 0) {
         tensor_prefetch(&work.operands.a);
         tensor_prefetch(&work.operands.b);
         for (int i = 0; i < work.stages; i++) {
             mbarrier_init(x.full + i * 8, 1);
-            mbarrier_init(x.empty + i * 8, LOADING * (int)cluster_size());
+            mbarrier_init(x.empty + i * 8, LOADING * (int)sharing(work));
         }
         mbarrier_init_fence();
     }
@@ -194,6 +230,10 @@ static __global__ void __launch_bounds__(THREADS, 2) multiply(const __grid_const
         return;
     if (threadIdx.x / 32 < LOADING)
         keep<LINES>(out, sums, work);
+    if (work.pieces > 1) {
+        finish_pieces<LINES>(work, x, x.stages);
+        return;
+    }
     __syncthreads();
     if (work.w_is_b)
         finish_tile<FEW_ROWS, LINES, LINES + 4, THREADS>(work.product, out, x.batch, 0, x.line);
@@ -208,17 +248,18 @@ static gpunvme_ops_status_t launch(const few_work *work, int cluster, void *stre
 {
     auto *kernel = work->product.dtype == GPUNVME_OPS_F16 ? multiply<GPUNVME_OPS_F16, LINES>
                                                           : multiply<GPUNVME_OPS_BF16, LINES>;
-    int64_t tiles = (int64_t)work->tiles * work->product.batch, units = cuda_units();
+    int64_t tiles = (int64_t)work->tiles * work->product.batch * work->pieces;
+    int64_t units = cuda_units();
     int64_t blocks = tiles > 2 * units ? tiles : (tiles + units - 1) / units * units;
-    int rows = work->w_is_b, lines = !rows;
+    int rows = work->w_is_b, lines = !rows, sharing = work->pieces > 1 ? 1 : cluster;
     const cuda_tiling tiling = {rows ? FEW_ROWS : LINES,
                                 rows ? LINES : FEW_ROWS,
                                 rows ? 64 : LINES,
                                 rows ? LINES : 64,
                                 THREADS,
                                 FEW_ROOM,
-                                lines ? cluster : 1,
-                                rows ? cluster : 1};
+                                lines ? sharing : 1,
+                                rows ? sharing : 1};
     gpunvme_ops_status_t status = cuda_allow_shared((const void *)kernel, FEW_ROOM);
 
     if (status)

@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 #include <limits.h>
 
+#include "ops/matmul/few.h"
 #include "ops/matmul/hopper_turns.h"
 
 /* One operand as the kernel will read it. */
@@ -351,7 +352,34 @@ gpunvme_ops_status_t cuda_multiply_hopper(const struct cuda_product *p, void *wo
         status = make_copies(p, &s, workspace, stream);
     if (!status)
         status = prepare_tiles(&work, p, &s, &grid);
-    return status ? status : hopper_launch(kernel, &grid, clusters, &work, stream);
+    return status ? status : hopper_launch(kernel, (int)grid.rows, clusters, &work, stream);
+}
+
+int cuda_suits_split(const struct cuda_product *p)
+{
+    return (p->dtype == GPUNVME_OPS_F16 || p->dtype == GPUNVME_OPS_BF16) && p->m > FEW_ROWS &&
+           p->m <= HOPPER_TILE_M && p->k > HOPPER_WIDTH / 2 && p->a.cs == 1 && p->b.rs == 1 &&
+           p->a.pitched && p->b.pitched && cuda_suits_hopper(p);
+}
+
+gpunvme_ops_status_t cuda_multiply_split(const struct cuda_product *p, void *workspace,
+                                         void *stream, struct cuda_launch *launch)
+{
+    const void *kernel = hopper_split_kernel(p->dtype, p->width);
+    struct hopper_grid grid = hopper_grid_of(p->m, p->n, p->batch, p->width);
+    struct cuda_product whole = *p;
+    struct hopper_work work;
+    gpunvme_ops_status_t status = cuda_allow_shared(kernel, HOPPER_SHARED_NBYTES);
+
+    (void)workspace;
+    if (status)
+        return status;
+    if (launch)
+        return describe(kernel, &grid, 0, 2 * hopper_grid_size(&grid), launch);
+    whole.pieces = 1;
+    status = hopper_prepare(&work, &whole);
+    work.schedule.steps = (work.schedule.all_steps + 1) / 2;
+    return status ? status : hopper_launch(kernel, 2, hopper_grid_size(&grid), &work, stream);
 }
 
 gpunvme_ops_status_t hopper_multiply(const struct hopper_rung *rung, const struct cuda_product *p,
@@ -384,7 +412,7 @@ gpunvme_ops_status_t hopper_multiply(const struct hopper_rung *rung, const struc
         status = prepare(&work, p, &s, &grid, 64, 64);
     if (status)
         return status;
-    return rung->pairs ? hopper_launch(kernel, &grid, clusters, &work, stream)
+    return rung->pairs ? hopper_launch(kernel, (int)grid.rows, clusters, &work, stream)
                        : hopper_launch_blocks(kernel, clusters, (unsigned)rung->threads,
                                               rung->nbytes, &work, stream);
 }

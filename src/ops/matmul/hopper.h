@@ -49,6 +49,12 @@ gpunvme_ops_status_t hopper_multiply(const struct hopper_rung *rung,
                                      const struct cuda_product *product, void *workspace,
                                      void *stream, struct cuda_launch *launch);
 
+/*
+ * The same of 16-bit types, both operands along k, where two blocks share a tile's k: a piece each
+ * of schedule.steps. Widths are 64, 96, 128 and 160.
+ */
+const void *hopper_split_kernel(int dtype, int width);
+
 /* How sums of fp8 are made: in f32 every 128 of k, without or with scales by block, or fast. */
 enum hopper_sums { HOPPER_SUMS_F32, HOPPER_SUMS_BY_BLOCK, HOPPER_SUMS_FAST };
 

@@ -21,6 +21,7 @@ static __device__ __forceinline__ ring lay_out_turns(const void *dynamic)
     x.out = x.stages + TURNS_STAGES * TURNS_STAGE_NBYTES;
     x.full = x.out + TURNS_TEAMS * 2 * HOPPER_OUT_NBYTES;
     x.empty = x.full + HOPPER_MOST_STAGES * 8;
+    x.first = 0;
     return x;
 }
 
@@ -151,7 +152,7 @@ static __global__ void __launch_bounds__(TURNS_THREADS, 1)
     if (threadIdx.x == 0) {
         tensor_prefetch(&work.operands.a);
         tensor_prefetch(&work.operands.b);
-        make_barriers(mem);
+        make_barriers(mem, cluster_size());
     }
     __syncthreads();
     cluster_sync();

@@ -7,6 +7,7 @@
  *
  *     START + waves * (steps * step + TILE)                       its tiles, a wave one for each
  *   + (pieces > 1) * (ADD + 2 * pieces * results / ADD_RATE)      the sums of pieces, out and in
+ *   + SHARE                                                       or where a cluster shares k
  *   + copies / COPY_RATE                                          what Hopper's rung must repack
  *
  * and no less than its operands take from memory. `step` is for so many k the larger of what the
@@ -35,6 +36,8 @@
 #define MOST        48  /* pieces */
 #define MOST_OF_192 2   /* of tiles that are 192 wide: with more these lost to others */
 #define MOST_OF_F32 132
+#define SHARE       6000.0
+#define SHARE_RATE  48.0 /* LOAD_RATE there, of tiles of 64 to 160 columns */
 
 /*
  * Of coarsened, for one of k: tiles of so many rows and 128 columns. Several tiles of 64 rows run
@@ -156,15 +159,53 @@ static void consider_hopper(struct cuda_plan *best, const struct cuda_product *p
         consider(best, &way, p);
 }
 
-/* More rows than skinny has, but few: the model, of loads from the L2, expects too little of this.
+static const struct cuda_engine few = {.multiply = cuda_multiply_few,
+                                       .misaligned = cuda_misaligned_hopper};
+static const struct cuda_engine split = {.multiply = cuda_multiply_split,
+                                         .misaligned = cuda_misaligned_hopper};
+
+/* Are sums of pieces made in the workspace? */
+static int adds_pieces(const struct cuda_plan *plan)
+{
+    return plan->pieces > 1 && plan->engine != &few && plan->engine != &split;
+}
+
+/*
+ * One row of tiles, whose k two blocks share, if there are so few that all are made at once.
+ * (Clusters of more blocks leave multiprocessors empty: an H200 has room for 30 of four.)
  */
+static void consider_split(struct cuda_plan *best, const struct cuda_product *p, int units)
+{
+    int64_t steps = (p->k + 127) / 128;
+    double rows = (double)p->m / HOPPER_TILE_M;
+
+    for (int width = 64; width <= SPLIT_WIDTH; width += 32) {
+        struct way way = {.tile_m = HOPPER_TILE_M, .tile_n = width, .depth = 64, .room = units / 2};
+
+        way.step = above(4.0 * width, (128 * 128 * rows + 128.0 * width) / SHARE_RATE);
+        way.before = SHARE;
+        if (tiles_of(&way, p) <= (double)way.room) {
+            double clocks = clocks_of(&way, p, steps * 64, 1);
+
+            if (clocks < best->clocks)
+                *best = (struct cuda_plan){.engine = &split,
+                                           .width = width,
+                                           .pieces = 2,
+                                           .chunk = steps * 64,
+                                           .clocks = clocks};
+        }
+    }
+}
+
+/* The model, of loads from the L2, expects too little of this. */
 static struct cuda_plan few_plan(const struct cuda_product *p)
 {
-    static const struct cuda_engine few = {.multiply = cuda_multiply_few,
-                                           .misaligned = cuda_misaligned_hopper};
+    int pieces = few_pieces(p, cuda_units());
 
-    return (struct cuda_plan){
-        .engine = &few, .width = few_lines(p, cuda_units()), .pieces = 1, .chunk = p->k};
+    return (struct cuda_plan){.engine = &few,
+                              .width = few_lines(p, cuda_units()),
+                              .pieces = pieces,
+                              .chunk = up((p->k + pieces - 1) / pieces, 64)};
 }
 
 static void consider_coarsened(struct cuda_plan *best, const struct cuda_product *p, int units)
@@ -223,6 +264,8 @@ static struct cuda_plan make_plan(const struct cuda_product *p, enum cuda_level 
             consider_hopper(&best, p, 256, units);
             for (int width = 192; width >= 64 && !tf32; width -= 64)
                 consider_hopper(&best, p, width, units);
+            if (cuda_suits_split(p))
+                consider_split(&best, p, units);
         }
     }
     return best;
@@ -302,6 +345,8 @@ static struct cuda_product planned(const struct cuda_product *p, const struct cu
         return x;
     x.pieces = plan->pieces;
     x.chunk = plan->chunk;
+    if (!adds_pieces(plan))
+        return x;
     x.batch = p->batch * plan->pieces;
     x.c = sums;
     x.ldc = up(p->n, 4);
@@ -318,7 +363,7 @@ static struct cuda_product planned(const struct cuda_product *p, const struct cu
 
 static size_t sums_nbytes(const struct cuda_product *p, const struct cuda_plan *plan)
 {
-    return plan->pieces > 1
+    return adds_pieces(plan)
                ? ops_workspace_part(p->batch * plan->pieces, p->m, up(p->n, 4), sizeof(float))
                : 0;
 }
@@ -356,7 +401,7 @@ gpunvme_ops_status_t cuda_multiply_shaped(const struct cuda_product *p, void *wo
     char *rest = workspace ? (char *)workspace + sums_nbytes(p, &plan) : NULL;
     gpunvme_ops_status_t status = plan.engine->multiply(&x, rest, stream, launch);
 
-    if (status || launch || plan.pieces < 2)
+    if (status || launch || !adds_pieces(&plan))
         return status;
     return cuda_add_pieces(p, workspace, x.ldc, plan.pieces, stream);
 }

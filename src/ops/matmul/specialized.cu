@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     hopper_place at = hopper_place_of(&work.schedule.grid, blockIdx.x);
 
     if (threadIdx.x == 0)
-        make_barriers(mem);
+        make_barriers(mem, 1);
     __syncthreads();
     let_next_kernel_start();
     wait_for_kernels_before();

@@ -46,7 +46,7 @@ static gpunvme_ops_status_t launch(const void *kernel, struct moe_work *work, in
                                  .rows = 1,
                                  .group = 1};
     status = hopper_clusters(kernel, grid, &clusters);
-    return status ? status : hopper_launch(kernel, grid, clusters, work, stream);
+    return status ? status : hopper_launch(kernel, (int)grid->rows, clusters, work, stream);
 }
 
 static int64_t tiles_of(int64_t n, int64_t tile)

@@ -18,6 +18,7 @@ static __device__ __forceinline__ const moe_schedule &schedule_of(const hopper_s
 
 /* Tiles of the products of all experts. */
 struct product_raster {
+    enum { SHARES_LOADS = 1 };
     const moe_schedule &schedule;
     int64_t i;
     moe_tile tile;
@@ -61,6 +62,7 @@ struct product_raster {
 
 /* Tiles of the gradients of all experts' matrices. */
 struct gradient_raster {
+    enum { SHARES_LOADS = 1 };
     const moe_schedule &schedule;
     int64_t i, count;
 

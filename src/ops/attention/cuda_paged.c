@@ -168,11 +168,11 @@ static gpunvme_ops_status_t hopper(const struct ops_variant *variant, const stru
     return cuda_attention_hopper(&x, call->exec->workspace, call->exec->stream);
 }
 
-/* Sums of 32 sequences' tiles are of 32 bits. */
+/* Sums of 32 sequences' tiles are of 32 bits; the end of a head may count as two. */
 static gpunvme_ops_status_t check_tiles(const char *variant, const struct cuda_attention *x,
                                         int heads)
 {
-    int64_t tiles = x->k_len / DECODE_TILE + 1;
+    int64_t tiles = x->k_len / DECODE_TILE + 3;
 
     if (tiles > INT_MAX / heads / 32)
         return ops_fail(GPUNVME_OPS_ERR_UNSUPPORTED,

@@ -221,6 +221,20 @@ static __device__ __forceinline__ uint32_t unpack_e4m3(uint16_t pair)
     return y;
 }
 
+/* Four of them, without an instruction that shifts the upper ones down. */
+static __device__ __forceinline__ void unpack_four_e4m3(uint32_t four, uint32_t &low,
+                                                        uint32_t &high)
+{
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}"
+        : "=r"(low), "=r"(high)
+        : "r"(four));
+}
+
 /* 128 threads of a block wait for each other; id is 1 … 15, for 0 is __syncthreads()'s. */
 static __device__ __forceinline__ void barrier_128(int id)
 {

@@ -442,6 +442,12 @@ static inline void count_up(uint32_t *count)
 
 uint32_t unpack_e4m3(uint16_t pair);
 
+static inline void unpack_four_e4m3(uint32_t four, uint32_t &low, uint32_t &high)
+{
+    low = unpack_e4m3((uint16_t)four);
+    high = unpack_e4m3((uint16_t)(four >> 16));
+}
+
 static inline void barrier_128(int id)
 {
     emulate_wait_block(id, 128);

@@ -20,7 +20,6 @@
 #define THREADS (WARPS * 32)
 /* E4M3: weights are f16, and the largest of a row is 2^15. */
 #define FP8_SHIFT 15.0f
-#define PITCH     40 /* floats of a row of 32 in shared memory: lanes write to all its banks */
 
 /*
  * For a cache of DTYPE, heads of up to D channels and 16 * MT rows. Numbers of bytes, unless said
@@ -36,18 +35,22 @@ template <int DTYPE, int D, int MT> struct shape {
     static const int tile = keys * groups;
     static const int size = fp8 ? 1 : 2; /* of an element of the cache */
     static const int row = size * D;
-    static const int chunks = row / 16;      /* of 16 bytes in a row */
-    static const int chunk = 16 / size;      /* channels of one */
+    static const int chunks = row / 16; /* of 16 bytes in a row */
+    static const int chunk = 16 / size; /* channels of one */
+    /* Rows are divided in shared memory: the first `width` bytes of all, then the next ones. */
+    static const int width = row < 128 ? row : 128;
     static const int stage = 2 * keys * row; /* K, then V */
     static const int stages = (D == 64 ? 6 : D == 256 && MT == 4 ? 2 : 3) * 2 / size * 16 / copies;
     static const int ring = stages * stage;
     static const int q_row = 2 * D;
     static const int q = groups * ring; /* where Q begins, and what follows it */
     static const int sums = q + MT * 16 * q_row;
-    static const int most = sums + WARPS * 16 * PITCH * 4, total = most + WARPS * 16 * 4;
+    static const int passed = MT == 1 ? 32 : 16; /* channels that all rows pass at once */
+    static const int most = sums + WARPS * 16 * (passed + 8) * 4, total = most + WARPS * 16 * 4;
     static const int factor = total + WARPS * 16 * 4;
     static const int nbytes = factor + MT * 16 * 4;
-    static const int blocks = D == 256 ? 1 : 2; /* of a multiprocessor */
+    static const int blocks = D == 256 || MT == 4 ? 1 : 2; /* that a multiprocessor has room for */
+    static_assert(blocks == 1 || nbytes <= 113 * 1024, "two blocks need too much shared memory");
 };
 
 template <int MT> static __device__ __forceinline__ void wait_for_group(void)
@@ -64,6 +67,25 @@ template <int MT> static __device__ __forceinline__ void wait_for_group(void)
 template <int ROW> static __device__ __forceinline__ uint32_t chunk_at(int r, int chunk)
 {
     return (uint32_t)(r * ROW + (chunk ^ (ROW < 128 ? r / 2 % 4 : r % 8)) * 16);
+}
+
+/* Likewise of K or V in a stage. */
+template <class s> static __device__ __forceinline__ uint32_t chunk_in(int r, int chunk)
+{
+    const int per = s::width / 16;
+
+    return (uint32_t)(chunk / per * s::keys * s::width) + chunk_at<s::width>(r, chunk % per);
+}
+
+/*
+ * The chunk 2 * `pair` to the right of one that is among the first two, at `at`. A constant offset
+ * and one of few differences: stages begin at multiples of `width`.
+ */
+template <class s> static __device__ __forceinline__ uint32_t pair_from(uint32_t at, int pair)
+{
+    const int per = s::width / 32;
+
+    return (at ^ (uint32_t)(pair % per * 32)) + (uint32_t)(pair / per * s::keys * s::width);
 }
 
 /* Of a row of K or V, in units of 16 bytes. */
@@ -91,7 +113,7 @@ static __device__ __forceinline__ void copy_chunk(uint32_t to, const char *from,
 template <int DTYPE, int D, int MT> struct loader {
     typedef shape<DTYPE, D, MT> s;
     cursor at;
-    int64_t left; /* tiles */
+    int64_t left; /* tiles, if it is more than 0 */
     int stage;
     int page, row; /* page -1: nobody sees the key */
     bool one_page; /* all keys are seen, and each 16 are in one */
@@ -105,7 +127,7 @@ template <int DTYPE, int D, int MT> struct loader {
         number = size & (size - 1) ? key / size : key >> __popc(size - 1);
         page = -1;
         row = (int)(key - number * size);
-        if (left && sees(at.e.keys, (int)key))
+        if (left > 0 && sees(at.e.keys, (int)key))
             page = at.e.s.pages[number];
         one_page = size % 16 == 0 && j >= at.e.keys.first && j + s::copies <= at.e.keys.end;
     }
@@ -125,7 +147,7 @@ template <int DTYPE, int D, int MT> struct loader {
         v += valid_v ? (uint64_t)place_in<s::chunk>(x.v, number, r, at.head) * 16 : 0;
 #pragma unroll
         for (int i = 0; i < 16; i += per) {
-            uint32_t to_row = to + chunk_at<s::row>(first + i + lane / s::chunks, chunk);
+            uint32_t to_row = to + chunk_in<s>(first + i + lane / s::chunks, chunk);
 
             cp_async16(to_row, k, valid_k);
             cp_async16(to_row + s::stage / 2, v, valid_v);
@@ -164,7 +186,7 @@ template <int DTYPE, int D, int MT> struct loader {
             int r = i + lane / s::chunks;
             uint32_t at_k = (uint32_t)__shfl_sync(ALL_LANES, (int)my_k, r);
             uint32_t at_v = (uint32_t)__shfl_sync(ALL_LANES, (int)my_v, r);
-            uint32_t to_row = to + chunk_at<s::row>(first + r, chunk);
+            uint32_t to_row = to + chunk_in<s>(first + r, chunk);
 
             copy_chunk(to_row, k, at_k, in_k);
             copy_chunk(to_row + s::stage / 2, v, at_v, in_v);
@@ -174,14 +196,14 @@ template <int DTYPE, int D, int MT> struct loader {
     /* The next tile, if there is one; the group counts as a copy of its own in any case. */
     __device__ __forceinline__ void next(const cuda_attention &x, uint32_t ring)
     {
-        if (left) {
+        if (left > 0) {
             uint32_t to = ring + (uint32_t)(stage * s::stage);
 
             if (one_page)
                 copy_pages(x, to);
             else
                 copy_rows(x, to);
-            left--;
+            left -= at.tile + 1 < at.e.tiles ? 1 : 1 + HEAD_END;
             advance<s::tile>(x, at, 1);
             look_up(x);
             stage = stage + 1 < s::stages ? stage + 1 : 0;
@@ -200,14 +222,16 @@ static __device__ __forceinline__ void mma(float (&sums)[4], const uint32_t (&a)
         mma_bf16(sums, a, b0, b1);
 }
 
-/* Two numbers of E4M3 as f16. */
-static __device__ __forceinline__ uint32_t unpack(uint32_t pair)
+/* Four numbers of E4M3 as f16. */
+static __device__ __forceinline__ void unpack(uint32_t four, uint32_t &low, uint32_t &high)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-    return unpack_e4m3((uint16_t)pair);
+    unpack_four_e4m3(four, low, high);
 #else
-    return pack_f16(from_fp8((uint8_t)pair, GPUNVME_OPS_E4M3),
-                    from_fp8((uint8_t)(pair >> 8), GPUNVME_OPS_E4M3));
+    low = pack_f16(from_fp8((uint8_t)four, GPUNVME_OPS_E4M3),
+                   from_fp8((uint8_t)(four >> 8), GPUNVME_OPS_E4M3));
+    high = pack_f16(from_fp8((uint8_t)(four >> 16), GPUNVME_OPS_E4M3),
+                    from_fp8((uint8_t)(four >> 24), GPUNVME_OPS_E4M3));
 #endif
 }
 
@@ -215,7 +239,10 @@ static __device__ __forceinline__ uint32_t unpack(uint32_t pair)
 static __device__ __forceinline__ void mma_e4m3(float (&sums)[4], const uint32_t (&a)[4],
                                                 uint32_t b)
 {
-    mma_f16(sums, a, unpack(b & 0xffff), unpack(b >> 16));
+    uint32_t low, high;
+
+    unpack(b, low, high);
+    mma_f16(sums, a, low, high);
 }
 
 /* Rows and channels of Q that no sequence has are 0. */
@@ -402,7 +429,8 @@ template <int DTYPE, int D, int MT> struct rows {
     uint32_t q_at;
     uint32_t q[q_in_registers ? D / 16 : 1][4];
     float sums[D / 8][4], most[2], total[2];
-    float back[2]; /* E4M3: see load_scaled_rows() */
+    float back[2];       /* E4M3: see load_scaled_rows() */
+    uint32_t k_at, v_at; /* what this lane loads first of a stage's K and V */
 
     __device__ __forceinline__ void begin(const cuda_attention &x, const cursor &c,
                                           uint32_t q_of_block, const float *backs)
@@ -410,6 +438,8 @@ template <int DTYPE, int D, int MT> struct rows {
         int lane = threadIdx.x % 32, first = threadIdx.x / 32 % MT * 16;
 
         q_at = q_of_block + (uint32_t)(first * s::q_row);
+        k_at = chunk_in<s>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        v_at = s::stage / 2 + chunk_in<s>(lane % 16, lane / 16);
         inner = {keys_of(x, c.e.s, c.e.s.q_len - 1).first, keys_of(x, c.e.s, 0).end};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -439,10 +469,11 @@ template <int DTYPE, int D, int MT> struct rows {
         load_matrices(a, q_at + chunk_at<s::q_row>(lane % 16, k * 2 + lane / 16));
     }
 
-    /* p += Q K^T. */
-    __device__ __forceinline__ void multiply_16_k(float (&p)[s::keys / 8][4], uint32_t k_rows)
+    /* p += Q K^T. With 16 keys two sums of each, so that products wait less for each other. */
+    __device__ __forceinline__ void multiply_16_k(float (&p)[s::keys / 8][4], uint32_t stage)
     {
-        int lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8;
+        const bool two = s::keys == 16;
+        float odd[s::keys / 8][4] = {};
 
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
@@ -454,18 +485,22 @@ template <int DTYPE, int D, int MT> struct rows {
             for (int n = 0; n < s::keys / 16; n++) {
                 uint32_t b[4];
 
-                load_matrices(b, k_rows + chunk_at<s::row>(n * 16 + key, k * 2 + lane / 8 % 2));
-                mma<DTYPE>(p[n * 2], a, b[0], b[1]);
-                mma<DTYPE>(p[n * 2 + 1], a, b[2], b[3]);
+                load_matrices(b, pair_from<s>(stage + k_at, k) + n * 16 * s::width);
+                mma<DTYPE>(two && k % 2 ? odd[n * 2] : p[n * 2], a, b[0], b[1]);
+                mma<DTYPE>(two && k % 2 ? odd[n * 2 + 1] : p[n * 2 + 1], a, b[2], b[3]);
             }
         }
+        if (two)
+#pragma unroll
+            for (int n = 0; n < s::keys / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    p[n][i] += odd[n][i];
     }
 
     /* p += Q K^T, times `back`: 32 channels at a time. */
-    __device__ __forceinline__ void multiply_fp8_k(float (&p)[s::keys / 8][4], uint32_t k_rows)
+    __device__ __forceinline__ void multiply_fp8_k(float (&p)[s::keys / 8][4], uint32_t stage)
     {
-        int lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8;
-
 #pragma unroll
         for (int k = 0; k < D / 16; k += 2) {
             uint32_t a[2][4];
@@ -482,7 +517,7 @@ template <int DTYPE, int D, int MT> struct rows {
             for (int n = 0; n < s::keys / 16; n++) {
                 uint32_t b[4];
 
-                load_matrices(b, k_rows + chunk_at<s::row>(n * 16 + key, k + lane / 8 % 2));
+                load_matrices(b, pair_from<s>(stage + k_at, k / 2) + n * 16 * s::width);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     mma_e4m3(p[n * 2], a[h], b[h]);
@@ -499,7 +534,7 @@ template <int DTYPE, int D, int MT> struct rows {
 
     /* Scores of a stage's keys, in powers of 2. */
     __device__ __forceinline__ void multiply_k(const decode_work &w, float (&p)[s::keys / 8][4],
-                                               uint32_t k_rows)
+                                               uint32_t stage)
     {
 #pragma unroll
         for (int n = 0; n < s::keys / 8; n++)
@@ -507,9 +542,9 @@ template <int DTYPE, int D, int MT> struct rows {
             for (int i = 0; i < 4; i++)
                 p[n][i] = 0;
         if constexpr (s::fp8)
-            multiply_fp8_k(p, k_rows);
+            multiply_fp8_k(p, stage);
         else
-            multiply_16_k(p, k_rows);
+            multiply_16_k(p, stage);
         if (w.x.softcap > 0)
             cap(w.x, p);
         else if (!s::fp8)
@@ -587,16 +622,13 @@ template <int DTYPE, int D, int MT> struct rows {
     }
 
     /* sums += P V, of 16 keys. */
-    __device__ __forceinline__ void multiply_16_v(const uint32_t (&a)[4], uint32_t v_rows, int k)
+    __device__ __forceinline__ void multiply_16_v(const uint32_t (&a)[4], uint32_t stage, int k)
     {
-        int lane = threadIdx.x % 32;
-
 #pragma unroll
         for (int n = 0; n < D / 16; n++) {
             uint32_t b[4];
 
-            load_matrices_transposed(
-                b, v_rows + chunk_at<s::row>(k * 16 + lane % 16, n * 2 + lane / 16));
+            load_matrices_transposed(b, pair_from<s>(stage + v_at, n) + k * 16 * s::width);
             mma<DTYPE>(sums[n * 2], a, b[0], b[1]);
             mma<DTYPE>(sums[n * 2 + 1], a, b[2], b[3]);
         }
@@ -607,29 +639,27 @@ template <int DTYPE, int D, int MT> struct rows {
      * channels each. Those are put beside each other whose channel is the same, and the 16 channels
      * of a chunk become two products, of the even ones and of the odd ones.
      */
-    __device__ __forceinline__ void multiply_fp8_v(const uint32_t (&a)[4], uint32_t v_rows, int k)
+    __device__ __forceinline__ void multiply_fp8_v(const uint32_t (&a)[4], uint32_t stage, int k)
     {
-        int lane = threadIdx.x % 32;
-
 #pragma unroll
         for (int n = 0; n < s::chunks; n += 2) {
             uint32_t b[4];
 
-            load_matrices_transposed(b,
-                                     v_rows + chunk_at<s::row>(k * 16 + lane % 16, n + lane / 16));
+            load_matrices_transposed(b, pair_from<s>(stage + v_at, n / 2) + k * 16 * s::width);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                uint32_t low = __byte_perm(b[h * 2], 0, 0x3120);
-                uint32_t high = __byte_perm(b[h * 2 + 1], 0, 0x3120);
                 float(&even)[4] = sums[(n + h) * 2], (&odd)[4] = sums[(n + h) * 2 + 1];
+                uint32_t low[2], high[2]; /* keys; of even channels, and of odd ones */
 
-                mma_f16(even, a, unpack(low & 0xffff), unpack(high & 0xffff));
-                mma_f16(odd, a, unpack(low >> 16), unpack(high >> 16));
+                unpack(__byte_perm(b[h * 2], 0, 0x3120), low[0], low[1]);
+                unpack(__byte_perm(b[h * 2 + 1], 0, 0x3120), high[0], high[1]);
+                mma_f16(even, a, low[0], high[0]);
+                mma_f16(odd, a, low[1], high[1]);
             }
         }
     }
 
-    __device__ __forceinline__ void multiply_v(const float (&p)[s::keys / 8][4], uint32_t v_rows)
+    __device__ __forceinline__ void multiply_v(const float (&p)[s::keys / 8][4], uint32_t stage)
     {
         const int type = s::fp8 ? GPUNVME_OPS_F16 : DTYPE;
 
@@ -641,9 +671,9 @@ template <int DTYPE, int D, int MT> struct rows {
                                    to_pair(right[2], right[3], type)};
 
             if constexpr (s::fp8)
-                multiply_fp8_v(a, v_rows, k);
+                multiply_fp8_v(a, stage, k);
             else
-                multiply_16_v(a, v_rows, k);
+                multiply_16_v(a, stage, k);
         }
     }
 
@@ -659,7 +689,7 @@ template <int DTYPE, int D, int MT> struct rows {
         if (j < inner.first || j + s::keys > inner.end)
             mask(p, j);
         weigh(p);
-        multiply_v(p, stage + s::stage / 2);
+        multiply_v(p, stage);
     }
 };
 
@@ -722,7 +752,7 @@ template <class s, int D> static __device__ __forceinline__ passing passing_of(i
         return {4, D < 128 ? 6 : 7, (D < 128 ? 64 : 128) + 8};
     if (s::groups == WARPS && rows <= 8)
         return {8, 6, 64 + 8};
-    return {16, 5, PITCH};
+    return {16, s::passed == 32 ? 5 : 4, s::passed + 8};
 }
 
 /* Channels of all rows, from `first` on: the groups' sums become the block's. */
@@ -806,7 +836,7 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
 #pragma unroll 1
     for (int first = 0; first < x.dim_v; first += 1 << p.shift) {
 #pragma unroll
-        for (int n = 0; n < D / 8; n += 4) {
+        for (int n = 0; n < D / 8; n += s::passed / 8) {
             int at = n * 8 - first;
 
             if (at < 0 || at >= 1 << p.shift)
@@ -815,7 +845,7 @@ static __device__ __forceinline__ void finish(const cuda_attention &x, const cur
             for (int h = 0; h < 2; h++)
                 if (lane / 4 + h * 8 < p.rows)
 #pragma unroll
-                    for (int i = 0; i < 8; i++)
+                    for (int i = 0; i < s::passed / 4; i++)
                         sums[h * 8 * p.pitch + at + column_of<s>(i / 2, i % 2)] =
                             mine.sums[n + i / 2][h * 2 + i % 2] * scale[h];
         }
@@ -838,26 +868,28 @@ static __global__ void __launch_bounds__(THREADS, (shape<DTYPE, D, MT>::blocks))
     loader<DTYPE, D, MT> load;
     rows<DTYPE, D, MT> mine;
 
-    plan p;
+    plan p = {};
     vectors_of_q q;
 
     let_next_kernel_start();
     clear_rows<D, MT>(base + s::q);
-    plan_ahead<s::tile>(w, p);
+    plan_ahead<s::tile, s::blocks>(w, p, [&] {
+        if (p.at >= p.end)
+            return;
+        load.at = p.c;
+        load.left = p.end - p.at;
+        load.stage = 0;
+        load.look_up(x);
+        if (q_has_vectors(x))
+            load_vectors<D>(x, p.c, 0, q);
+    });
     int64_t at = p.at, end = p.end;
     cursor &c = p.c;
 
-    if (at < end) {
-        if (q_has_vectors(x))
-            load_vectors<D>(x, c, 0, q);
-        load.at = c;
-        load.left = end - at;
-        load.stage = 0;
-        load.look_up(x);
+    if (at < end)
 #pragma unroll 1
         for (int i = 0; i < s::stages - 1; i++)
             load.next(x, ring);
-    }
 #pragma unroll 1
     while (at < end) {
         int count = (int)(end - at < c.e.tiles - c.tile ? end - at : c.e.tiles - c.tile);
@@ -883,7 +915,7 @@ static __global__ void __launch_bounds__(THREADS, (shape<DTYPE, D, MT>::blocks))
             stage = stage + 1 < s::stages ? stage + 1 : 0;
         }
         cursor next = c;
-        at += count;
+        at += count + (c.tile + count < c.e.tiles ? 0 : HEAD_END);
         advance<s::tile>(x, next, count);
         if (at < end && q_has_vectors(x))
             load_vectors<D>(x, next, 0, q);
@@ -957,7 +989,7 @@ size_t decode_shared_nbytes(const struct cuda_attention *x)
 
 static int blocks_of(const cuda_attention &x)
 {
-    return cuda_units() * (dim_of(x) <= 128 ? 2 : 1);
+    return cuda_units() * (dim_of(x) <= 128 && decode_rows(&x) <= 32 ? 2 : 1);
 }
 
 static size_t parts_nbytes(const cuda_attention &x)

@@ -84,16 +84,25 @@ struct place {
     int64_t first;
 };
 
+/* Tiles of a head; its end counts as END of them. */
+template <int END> static __device__ __forceinline__ int tiles_of_head(const extent &e)
+{
+    return e.tiles ? e.tiles + END : 0;
+}
+
 /* The one that has a tile. If none has, b is the batch, and `first` how many tiles there are. */
-template <int TILE = DECODE_TILE>
+template <int TILE = DECODE_TILE, int END = 0>
 static __device__ __noinline__ place place_of(const cuda_attention &x, int64_t tile)
 {
     int lane = threadIdx.x % 32;
     int64_t before = 0;
 
     for (int base = 0; base < x.batch; base += 32) {
-        int n = base + lane < x.batch ? extent_of<TILE>(x, base + lane).tiles * x.kv_heads : 0,
-            sum = n;
+        int n = 0, sum;
+
+        if (base + lane < x.batch)
+            n = tiles_of_head<END>(extent_of<TILE>(x, base + lane)) * x.kv_heads;
+        sum = n;
 
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -142,14 +151,14 @@ struct cursor {
     int b, head, tile;
 };
 
-template <int TILE = DECODE_TILE>
+template <int TILE = DECODE_TILE, int END = 0>
 static __device__ __forceinline__ cursor cursor_at(const cuda_attention &x, int64_t tile)
 {
-    place p = place_of<TILE>(x, tile);
+    place p = place_of<TILE, END>(x, tile);
     cursor c = {extent_of<TILE>(x, p.b), p.b, 0, 0};
 
-    c.head = (int)((tile - p.first) / c.e.tiles);
-    c.tile = (int)((tile - p.first) % c.e.tiles);
+    c.head = (int)((tile - p.first) / (c.e.tiles + END));
+    c.tile = (int)((tile - p.first) % (c.e.tiles + END));
     return c;
 }
 

@@ -227,7 +227,6 @@ struct posix {
     struct posix_fill fill;
     struct posix_gate gate;     /* of writes */
     pthread_mutex_t write_lock; /* of a file in memory: the kernel's own makes them spin */
-    _Atomic bool is_growing;    /* the last large write of a file in memory was of new pages */
     bool uring;                 /* may be used for it */
     struct posix_engine *engine;
     /*

@@ -208,7 +208,6 @@ static ssize_t move_memory(struct posix_op *op)
     if (op->asked < FILL_NBYTES)
         return store_fd_move(posix->file.fd, GPUNVME_OP_WRITE, op->memory, op->asked, op->at);
     result = (ssize_t)posix_fill_write(&posix->fill, op->memory, op->asked, op->at);
-    atomic_store_explicit(&posix->is_growing, !result, memory_order_relaxed);
     if (result)
         return result;
     pthread_mutex_lock(&posix->write_lock);

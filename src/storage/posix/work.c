@@ -180,19 +180,6 @@ static bool would_wait(struct posix_worker *w, const struct crew_piece *piece)
     return w->waiting && piece->mem == GPUNVME_MEM_GPU && !w->engine->ring.nfree;
 }
 
-/*
- * A large write of GPU memory to new pages of a file in memory comes alone. Otherwise its bytes lie
- * in a slot, which other lanes could write from, until this one has written those before them.
- */
-static bool would_hoard(const struct posix_worker *w, const struct crew_piece *piece)
-{
-    struct posix *posix = piece->store->priv;
-
-    return w->lane.in_hand && piece->op == GPUNVME_OP_WRITE && piece->mem == GPUNVME_MEM_GPU &&
-           piece->nbytes > POSIX_SMALL &&
-           atomic_load_explicit(&posix->is_growing, memory_order_relaxed);
-}
-
 /* Pieces that come at once are never kept from it by those that wait for a drive. */
 static bool admit(struct lane *lane, const struct crew_piece *piece)
 {
@@ -200,7 +187,7 @@ static bool admit(struct lane *lane, const struct crew_piece *piece)
     dev_t dev = piece->store->dev;
     size_t cost = posix_cost_of(piece);
 
-    if (would_wait(w, piece) || would_hoard(w, piece))
+    if (would_wait(w, piece))
         return false;
     if (!posix_is_quick(piece))
         return lane_share_take(&w->shares, dev, cost, ENOUGH_SLOW);

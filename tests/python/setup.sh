@@ -28,5 +28,6 @@ fi
 "$venv/bin/python" -c 'import safetensors' 2>/dev/null ||
     "$venv/bin/pip" install --quiet safetensors >>"$FOLDER/pip.log" 2>&1 || true
 "$venv/bin/pip" install --quiet --no-build-isolation --no-deps --no-index --force-reinstall \
-    -C build-dir="$FOLDER/build" -C cmake.define.GPUNVME_CUDA=OFF "$SOURCE/python"
+    --config-settings=build-dir="$FOLDER/build" --config-settings=cmake.define.GPUNVME_CUDA=OFF \
+    "$SOURCE/python"
 "$venv/bin/gpunvme" --version

@@ -188,6 +188,20 @@ static pid_t started(char **args)
     return pid;
 }
 
+/* A lock may last until the kernel has ended the transfers of a program that is gone. */
+static struct gpunvme_store *opened_when_free(const char *uri)
+{
+    const struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
+    struct gpunvme_store *store;
+    gpunvme_err_t err;
+
+    for (unsigned i = 0;
+         (err = gpunvme_open(uri, GPUNVME_OPEN_WRITE, &store)) == GPUNVME_ERR_BUSY && i < 1000; i++)
+        nanosleep(&moment, NULL);
+    ok(err);
+    return store;
+}
+
 static void what_a_killed_program_had_is_gone(void **state)
 {
     char image[192], program[] = "test_store_process";
@@ -214,8 +228,8 @@ static void what_a_killed_program_had_is_gone(void **state)
     assert_true(WIFSIGNALED(status));
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(nfiles(folders[i]), before[i]);
-    for (unsigned i = 3; i > 0; i--) { /* the image first: its lock may last a moment longer */
-        store = opened(args[i], GPUNVME_OPEN_WRITE);
+    for (unsigned i = 3; i > 0; i--) {
+        store = opened_when_free(args[i]);
         is_stored(store, bytes);
         ok(gpunvme_store_write(store, 0, bytes, GPUNVME_MEM_HOST, NBYTES, NULL));
         ok(gpunvme_close(store));

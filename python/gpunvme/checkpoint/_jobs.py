@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-WORKERS = 16  # each has one transfer in flight, and computes checksums
+WORKERS = 16
 
 
 def run_all(jobs: list[Callable[[], None]], workers: int = WORKERS) -> None:

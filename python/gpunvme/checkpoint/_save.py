@@ -327,19 +327,20 @@ class Save:
         while (submitted := self._submitted.get()) is not None:
             staged, future = submitted
             try:
-                if future is not None:
-                    self._files.whole(staged, future.result())
-                    reached("written")
+                try:
+                    if future is not None:
+                        self._files.whole(staged, future.result())
+                        reached("written")
+                finally:
+                    with self._lock:
+                        if future is not None:
+                            self._flying.discard(future)
+                            self._written += staged.chunk.nbytes
+                    self._may_fly.release()
+                    staged.release()
             except BaseException as why:
                 self._fail(why)
-            finally:
-                with self._lock:
-                    if future is not None:
-                        self._flying.discard(future)
-                        self._written += staged.chunk.nbytes
-                self._may_fly.release()
-                staged.release()
-                del staged, submitted
+            del staged, submitted
 
     def _run(self, n: int) -> None:
         """From the files to the end, with ``n`` workers. The second call does nothing."""

@@ -94,4 +94,5 @@ from ._norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm  # noqa: E
 from ._swiglu import swiglu  # noqa: E402
 
 __all__ = ["add_layer_norm", "add_rms_norm", "cross_entropy", "embedding", "flash_attention",
-           "flash_attention_fp8", "flash_attention_varlen", "layer_norm", "moe", "nn", "optim", "rms_norm", "swiglu"]
+           "flash_attention_fp8", "flash_attention_varlen", "layer_norm", "moe", "nn", "optim", "rms_norm",
+           "swiglu"]

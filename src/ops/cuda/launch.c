@@ -220,7 +220,11 @@ int cuda_resident_clusters(const void *kernel, int threads, int cluster, size_t 
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     config.gridDim = (struct dim3){(unsigned)cluster, 1, 1};
     config.blockDim = (struct dim3){(unsigned)threads, 1, 1};
-    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) || count < 1)
+    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config)) {
+        cudaGetLastError(); /* which is not the launch's */
+        return 1;
+    }
+    if (count < 1)
         return 1;
     *known = (struct answer){kernel, device, cluster, count};
     return count;

@@ -23,8 +23,8 @@
 #include "ops/matmul/finish_cluster.cuh"
 
 enum {
-    LOADING = 4,
-    /* the warp that does, behind those that multiply */ THREADS = (LOADING + 1) * 32
+    LOADING = 4, /* warps that multiply; the warp that loads is behind them */
+    THREADS = (LOADING + 1) * 32
 };
 
 /* Parts of the sums: as many as leave registers for two blocks. */

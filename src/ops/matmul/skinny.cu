@@ -7,16 +7,16 @@
  * 36 KiB.
  *
  *  - 16-bit types are multiplied by mma, whose first operand (two times 16 lines, so that not much
- *    of the small one is read from the L2) is the large matrix and
- *    whose second (8 columns) the small one. A sum over k does not depend on the order of k, so a
- *    lane's 16 contiguous bytes serve as whatever k its fragments stand for, if both operands
- * agree. Where lines, not k, are contiguous, two rows of k are merged into pairs by one instruction
- * a register; which lines a fragment stands for is free as well.
+ *    of the small one is read from the L2) is the large matrix and whose second (8 columns) the
+ *    small one. A sum over k does not depend on the order of k, so a lane's 16 contiguous bytes
+ *    serve as whatever k its fragments stand for, if both operands agree. Where lines, not k, are
+ *    contiguous, two rows of k are merged into pairs by one instruction a register; which lines a
+ *    fragment stands for is free as well.
  *  - fp8 becomes f16, which holds it all, on its way to mma: sums are in f32. Scales by block are
  *    applied to those of 128 of k.
  *  - f32 is multiplied in f32 by FFMA. Where lines are contiguous, a lane has four of them, and x
  *    goes to all lanes by way of shared memory. Of few tiles up to four groups of lanes have rows
- * of k in turn, which makes more of them.
+ *    of k in turn, which makes more of them.
  *
  * The warps of a block and up to eight blocks of a cluster share the k of the same lines. Their
  * sums are added through shared memory, always in the same order.

@@ -989,9 +989,10 @@ static void k_shared_by_the_blocks_of_a_cluster_is_right(void **state)
     static const struct shape shapes[] = {{3, 96, 1096, 1},   {33, 250, 840, 2},
                                           {64, 128, 4160, 1}, {128, 136, 776, 1},
                                           {200, 96, 1288, 1}, {250, 300, 904, 1}};
+    const int count = TEST_DEVICE == GPUNVME_OPS_CPU ? 4 : 12; /* its variants share no k */
 
     (void)state;
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < count; i++) {
         struct request q = {.shape = shapes[i / 2], .alpha = -0.75f, .pad = 8, .tb = i % 2};
 
         q.dtype = GPUNVME_OPS_F16 + i / 2 % 2;
